@@ -3,11 +3,8 @@
 The file is safetensors, with the fingerprint of the model and of the calibration tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -70,12 +67,9 @@ class Evidence(Value):
     output_gradient: Tensor | None = None
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Tensor):
-                yield item.name, value
+        yield from ((name, value) for name, value in vars(self).items() if isinstance(value, Tensor))
 
-    def merged(self, other: Evidence) -> Evidence:
+    def merged(self, other: "Evidence") -> "Evidence":
         """Return the evidence of both sets of tokens."""
         mine, theirs = dict(self.tensors()), dict(other.tensors())
         if mine.keys() != theirs.keys():
@@ -83,7 +77,7 @@ class Evidence(Value):
         sums = {name: tensor + theirs[name] for name, tensor in mine.items()}
         return Evidence(tokens=self.tokens + other.tokens, **sums)
 
-    def extended(self, other: Evidence) -> Evidence:
+    def extended(self, other: "Evidence") -> "Evidence":
         """Return this evidence with additional sums of `other`, both from the same tokens."""
         if self.tokens != other.tokens:
             raise DataError(f"evidence to join must be of the same tokens, got {self.tokens} and {other.tokens}")
@@ -102,7 +96,7 @@ class EvidenceFile(Value):
         collected = {name for entry in self.evidence.values() for name, _ in entry.tensors()}
         return frozenset(need for need in needs if need in FIELDS and not set(FIELDS[need]) <= collected)
 
-    def extended(self, other: EvidenceFile) -> EvidenceFile:
+    def extended(self, other: "EvidenceFile") -> "EvidenceFile":
         joined = {layer: entry.extended(other.evidence[layer]) for layer, entry in self.evidence.items()}
         return EvidenceFile(model=self.model, calibration=self.calibration, evidence=joined)
 
@@ -123,7 +117,7 @@ class EvidenceFile(Value):
             raise OutputError(f"cannot write evidence to {path}: {error}") from error
 
     @classmethod
-    def open(cls, path: Path) -> EvidenceFile:
+    def open(cls, path: Path) -> "EvidenceFile":
         with open_regular(path, DataError):
             pass
         try:

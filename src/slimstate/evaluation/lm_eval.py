@@ -28,6 +28,7 @@ from slimstate.evaluation.task_sources import RECALL, Source, find_sources, lm_e
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
 from slimstate.system.errors import DataError, ModelError, reason_of
+from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
 
 AVERAGES = {
@@ -178,11 +179,11 @@ def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
         if not comma or metric.endswith("_stderr") or not isinstance(value, Real):
             continue
         label = metric if filter_name == "none" else key
-        metrics[label] = finite_or_none(value)
+        metrics[label] = plain(float(value))
         better[label] = bool(task.higher_is_better().get(metric, True))
         values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
         if task.aggregation().get(metric) is mean and len(values) > 1:
-            errors[label] = finite_or_none(mean_stderr(values))
+            errors[label] = plain(float(mean_stderr(values)))
     return TaskScores(
         metrics=metrics, stderr=errors, higher_is_better=better, version=result["versions"][name],
         samples=int(result["n-samples"][name]["effective"]),
@@ -196,11 +197,6 @@ def _log_likelihoods(samples: Sequence[Mapping[str, Any]]) -> Iterator[float]:
                 value = response[0] if isinstance(response, tuple) else response
                 if isinstance(value, float):
                     yield value
-
-
-def finite_or_none(value: Any) -> float | None:
-    """Return a float, or None where JSON has no such number."""
-    return float(value) if math.isfinite(value) else None
 
 
 @contextmanager

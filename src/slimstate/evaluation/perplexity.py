@@ -5,7 +5,6 @@ nats per token and from the numbers of tokens and bytes in the windows. Word per
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,8 +48,12 @@ def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, lab
     """Return the mean negative log likelihood of every token but the first of each window."""
     batches = tokens.split(BATCH[runtime.device.type])
     total = 0.0
-    for ids in reporter.track(batches, label, len(batches)):
-        total += sum(_window_nats(runtime, ids.to(runtime.device, torch.long)))
+    for batch in reporter.track(batches, label, len(batches)):
+        ids = batch.to(runtime.device, torch.long)
+        with torch.inference_mode():
+            logits = runtime.model(input_ids=ids, use_cache=False).logits
+            for row, target in zip(logits[:, :-1], ids[:, 1:], strict=True):
+                total += float(F.cross_entropy(row.float(), target, reduction="sum").double())
     mean = total / (tokens.numel() - len(tokens))
     if not math.isfinite(mean):
         raise ModelError("the model's predictions are NaN or infinite")
@@ -59,13 +62,6 @@ def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, lab
 
 def perplexity_of(nats: float) -> float:
     return math.exp(min(nats, MAX_NATS))
-
-
-def _window_nats(runtime: Runtime, ids: Tensor) -> Iterator[float]:
-    with torch.inference_mode():
-        logits = runtime.model(input_ids=ids, use_cache=False).logits
-        for row, target in zip(logits[:, :-1], ids[:, 1:], strict=True):
-            yield float(F.cross_entropy(row.float(), target, reduction="sum").double())
 
 
 class TextSize(Value):

@@ -16,7 +16,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.state_dtype import SERVED, StateRounding
 from slimstate.data.text import Windows
-from slimstate.evaluation.lm_eval import finite_or_none, run_tasks
+from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
@@ -31,7 +31,7 @@ from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
 from slimstate.system.errors import DataError
-from slimstate.system.json_files import read_json
+from slimstate.system.json_files import plain, read_json
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
 
@@ -126,8 +126,8 @@ class SweepStudy(Value):
             value_dim=candidate.value_dim,
             **measures,
             nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
-            kappa=finite_or_none(statistics.median_high(kappas)) if kappas else None,
-            kappa_worst=finite_or_none(max(kappas)) if kappas else None,
+            kappa=plain(statistics.median_high(kappas)) if kappas else None,
+            kappa_worst=plain(max(kappas)) if kappas else None,
         )
 
     def _measure(

@@ -89,8 +89,8 @@ class ReconstructionJob(Value):
             layers = self._walk(folder, windows, settings, writers)
             config = self.cut.finished_config(windows)
             change = folder.change(self.cut.change())
-            record = replace(self._record(config, windows, settings, layers), trained_parameters=change.elements)
-            record = replace(record, seconds=time.perf_counter() - started)
+            seconds, record = time.perf_counter() - started, self._record(config, windows, settings, layers)
+            record = replace(record, trained_parameters=change.elements, seconds=seconds)
             left_out = self._write(writers, config, change, record)
         return record, left_out
 

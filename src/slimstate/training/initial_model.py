@@ -84,7 +84,10 @@ class InitialModel(Value):
                 "pad_token_id": tokenizer.eos_token_id if padding is None else padding,
             }
             config = self._with_sharing({**self.config, "vocab_size": size, **special})
-            _check_memory(config)
+            size = sum(4 * tensor.numel() for tensor in stock_model(config).parameters())
+            if size > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+                sizes = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f}"
+                raise ModelError(f"a model of this config takes {sizes}")
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 model = stock_model(config, torch.device("cpu"))
@@ -93,15 +96,6 @@ class InitialModel(Value):
             model.to(DTYPES[dtype]).save_pretrained(place)
             tokenizer.save_pretrained(place)
         return Checkpoint.open(folder)
-
-
-def _check_memory(config: Config) -> None:
-    """Refuse a model that does not fit into the memory of this machine."""
-    size = sum(4 * tensor.numel() for tensor in stock_model(config).parameters())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        sizes = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f}"
-        raise ModelError(f"a model of this config takes {sizes}")
 
 
 def _tokenizer(name: str | None, data: str | Texts, vocab_size: int) -> Any:

@@ -10,7 +10,6 @@ from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.evaluation.measure import Measurement, compare
-from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.task_sources import find_sources
 from slimstate.evaluation.wikitext import read_wikitext
 from slimstate.records.base import versions
@@ -46,7 +45,13 @@ def evaluate(
     """
     started, config = time.perf_counter(), EvalConfig.merge(config, options)
     measures = replace(config.measures, tasks=(*config.measures.tasks, *["recall"] * config.recall))
-    _check(text is not None, config.associative, measures, out)
+    if config.associative and text is None:
+        raise PlanError("`associative` places its pairs in a text: give `text`")
+    if text is None and not measures.tasks:
+        raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
+    if out is not None:
+        check_place(Path(out), folder=False)
+        check_record(Path(out))
     roundings = (StateRounding(dtype=config.state_dtype, every=measures.state_every), StateRounding())
     source = None if text is None else as_text_source(text)
     with Inputs(progress, tokenizer, model, config.baseline) as inputs:
@@ -83,14 +88,3 @@ def evaluate(
     if out is not None:
         record.write(Path(out))
     return replace(record, out=None if out is None else str(out))
-
-
-def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str | Path | None) -> None:
-    """Check that there is something to measure, and a place for the record."""
-    if associative and not has_text:
-        raise PlanError("`associative` places its pairs in a text: give `text`")
-    if not has_text and not measures.tasks:
-        raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
-    if out is not None:
-        check_place(Path(out), folder=False)
-        check_record(Path(out))

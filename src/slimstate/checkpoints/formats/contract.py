@@ -172,11 +172,13 @@ class Storage(Value):
             bias[module.name("bias")] = PlainRows()
         weight = QuantisedWeight(name=module.name("weight"), storage=self.name, shape=(rows, inputs), rows=bias)
         parts = {self.weight: values}
+        height, width = block or (1, 1)
+        blocks = -(-rows // height), -(-inputs // width)
         for part, dtypes in {**self.scales, **self.optional}.items():
-            if block is not None and part in self.scales and self._is_blocks(module, part, weight.shape, block):
+            if part in self.scales and module.tensors[part].shape == blocks and blocks[0] < rows:
                 if module.tensors[part].dtype not in (*FLOATS, "F8_E8M0"):
                     raise self._misfit(module, part, "scales of blocks in floats")
-                return replace(weight, block=block, block_scale=module.name(part))
+                return replace(weight, block=(height, width), block_scale=module.name(part))
             if part in module.tensors and (each := self._scale_rows(module, part, dtypes, weight.shape)):
                 parts[part] = each
         if self.zeros in module.tensors and self.zeros is not None:
@@ -202,10 +204,6 @@ class Storage(Value):
             if not rest and bits in self.bits:
                 return rows, bits
         raise self._misfit(module, self.weight, f"the values of a weight with {inputs} inputs")
-
-    def _is_blocks(self, module: Module, part: str, shape: tuple[int, int], block: tuple[int, int]) -> bool:
-        blocks = tuple(-(-size // step) for size, step in zip(shape, block, strict=True))
-        return module.tensors[part].shape == blocks and blocks[0] < shape[0]
 
     def _scale_rows(self, module: Module, part: str, dtypes: Dtypes, shape: tuple[int, int]) -> Rows | None:
         """Return where the rows of a scale are; None if it is that of the whole tensor."""
