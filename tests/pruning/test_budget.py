@@ -7,6 +7,7 @@ import pytest
 
 import slimstate
 import tiny
+from places import ROOT
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.pruning.options import GIB, MIB, Budget
@@ -58,6 +59,20 @@ def test_of_all_pairs_that_fit_the_one_with_the_least_predicted_loss_is_chosen(m
     assert losses[best[0], best[1] or 128] == min(losses.values())
     assert (best[1] is None) is (megabytes == 37)
     assert "least predicted loss" in line or megabytes == 37
+
+
+def test_losses_of_both_sides_are_predicted_as_they_were_measured():
+    """Of models without softmax layers, after a reconstruction, in nats per token."""
+    rows = json.loads((ROOT / "docs" / "records" / "dims-30m.json").read_text())["rows"]
+    uncut = {row["model"]: row for row in rows if row["what"] == "uncut"}
+    measured = [row for row in rows if row["what"] == "reconstructed" and "delta" in row["model"]]
+    assert len(measured) == 12
+    for row in measured:
+        before = uncut[row["model"]]
+        sizes = {"hidden_size": before["key_dim"], "num_heads": 1, "expand_v": before["value_dim"] / before["key_dim"]}
+        mixer = FAMILIES["delta_net"].mixers({"model_type": "delta_net", **sizes})[0]
+        loss = row["nats_per_token"] - before["nats_per_token"]
+        assert predicted_loss(mixer, row["key_dim"], row["value_dim"]) == pytest.approx(loss, abs=0.04)
 
 
 def test_a_budget_keeps_to_what_model_and_engine_can_express(folders):

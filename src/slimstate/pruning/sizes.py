@@ -32,7 +32,10 @@ from slimstate.system.input_files import expand_home
 ALIGNMENT = 16
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
 KV_BYTES = 2  # of a number in bf16
-KEY_LOSS, VALUE_LOSS = 0.10, 0.17  # nats per token of half the keys, and of half the values: means of two 30M models
+KEY_LOSS, VALUE_LOSS = (
+    0.04,
+    0.08,
+)  # nats per token of half the keys and of half the values, by docs/records/dims-30m.json
 MAX_SHOWN = 8  # value dims in a line
 Dims = tuple[int, int | None]  # key dim, and value dim or None for all values
 
@@ -84,7 +87,10 @@ def dims_worth_choosing(config: Config, axes: str | None = None, *, equal: bool 
 
 
 def predicted_loss(mixer: Mixer, key_dim: int, value_dim: int | None) -> float:
-    """Return about how many nats per token a cut costs before it is reconstructed; the losses of both sides add up."""
+    """Return about how many nats per token a reconstructed cut costs; the losses of both sides add up.
+
+    Hybrids, whose softmax layers know what a smaller state forgets, lose less.
+    """
     values = mixer.value_dim / mixer.values_beside(key_dim, value_dim)
     return KEY_LOSS * (mixer.axis.width / key_dim - 1) + VALUE_LOSS * (values - 1)
 
