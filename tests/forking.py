@@ -1,7 +1,5 @@
 """Commands in forks of this process, which has imported everything, so that they start at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -37,7 +35,7 @@ class Fork:
     started: float
 
     @classmethod
-    def start(cls, work: Callable[[], object], errors: Path) -> Fork:
+    def start(cls, work: Callable[[], object], errors: Path) -> "Fork":
         """Fork a process that does the work, and ends as `sys.exit` would end it."""
         pid = os.fork()
         if pid == 0:

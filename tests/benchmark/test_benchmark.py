@@ -1,7 +1,5 @@
 """Benchmarks time what they say, at the sizes they say, and every record can be repeated. No timing is judged here."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

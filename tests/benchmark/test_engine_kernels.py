@@ -1,7 +1,5 @@
 """Kernels of an engine are loaded without the engine, refused with a reason, and checked against our recurrences."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """DeltaNet of fla: tiny models with every option, exact ratios in the config."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Gated DeltaProduct of fla: tiny models with every option."""
 
-from __future__ import annotations
-
 from tiny_model import BY_HEAD_DIM, variants
 
 VARIANTS = variants(

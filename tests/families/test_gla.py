@@ -1,7 +1,5 @@
 """Gated linear attention and RetNet of fla: tiny models with every option, and keys that cannot be cut."""
 
-from __future__ import annotations
-
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
 from tiny_model import GROUPED, variants

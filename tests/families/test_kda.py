@@ -1,7 +1,5 @@
 """Kimi Delta Attention of fla: tiny models with every option."""
 
-from __future__ import annotations
-
 from tiny_model import BY_HEAD_DIM, WITH_SOFTMAX, variants
 
 VARIANTS = variants(

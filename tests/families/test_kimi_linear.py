@@ -1,7 +1,5 @@
 """Kimi-Linear and GLM-5-Next: one width for keys, values and the bottlenecks of the gates."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

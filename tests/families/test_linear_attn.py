@@ -1,7 +1,5 @@
 """Linear attention of fla: tiny models with every option, and the feature maps that cannot be cut."""
 
-from __future__ import annotations
-
 import pytest
 
 import slimstate

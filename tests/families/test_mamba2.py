@@ -1,7 +1,5 @@
 """Mamba-2 and its hybrids: what logits are multiplied by, fla's class of the same name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

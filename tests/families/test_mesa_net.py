@@ -1,7 +1,5 @@
 """MesaNet of fla: one width for keys and values, and a second state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """MiniCPM-V and MiniCPM-OCR: the language model is run by the class of Qwen3.5, and is the one that the whole runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

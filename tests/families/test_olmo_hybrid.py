@@ -1,7 +1,5 @@
 """OLMo-Hybrid: convolutions that files keep in parts and the running model joins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

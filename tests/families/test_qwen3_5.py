@@ -1,7 +1,5 @@
 """Qwen3.5 and Qwen4, as language models and within vision-language ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from slimstate.checkpoints.reader import Checkpoint

@@ -1,7 +1,5 @@
 """Qwen3-Next: what lies in its files beside the model."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

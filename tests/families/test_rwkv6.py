@@ -1,7 +1,5 @@
 """RWKV-6 of fla: tiny models with every option, and the parameters that start as zeros."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -3,8 +3,6 @@
 Everything is drawn from the seed. A case is named CLASS:NUMBER; `--only CLASS:NUMBER` repeats it and shows its errors.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource
@@ -46,7 +44,7 @@ class Running:
     process: Fork
 
     @classmethod
-    def start(cls, name: str, seed: int, seeds: Path, root: Path) -> Running:
+    def start(cls, name: str, seed: int, seeds: Path, root: Path) -> "Running":
         """Build the folder of a case and start its command there."""
         kind, folder = name.partition(":")[0], root / name.replace(":", "-")
         for inner in ("work", "outside", "tmp", "text"):

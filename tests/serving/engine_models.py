@@ -1,7 +1,5 @@
 """Build tiny models that engines other than transformers can read, with the key dims and layers of published ones."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

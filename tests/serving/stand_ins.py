@@ -1,7 +1,5 @@
 """Packages that replace engines in tests: with the same names and types of answers, and with scores from a table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What llama.cpp does with cut models. `make engines-llama` creates its environment and sets the variables below."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `make engines-mlx` creates its environment and sets SLIMSTATE_MLX_PYTHON to its interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

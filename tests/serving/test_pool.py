@@ -1,7 +1,5 @@
 """Counts of sequences match the pages and blocks that engines report, and a pool that is filled block by block."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

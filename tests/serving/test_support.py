@@ -1,7 +1,5 @@
 """Rules about families and engines are consistent, and every place that shows them applies them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine that computes the same agrees, one that computes something else differs, and one that fails is quoted."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What vLLM on a CPU does with cut models. `make engines-vllm` creates its environment and sets the variable below."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Advice on key dims comes from the times of a record and names it; where no record covers a layer, there is none."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

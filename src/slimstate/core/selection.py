@@ -39,15 +39,9 @@ class LayerChoice(Value):
         """Raise an error unless the value channels fit the mixer."""
         if self.values is None:
             return
-        axis = mixer.value_axis
-        if axis is None:
+        if mixer.value_axis is None:
             raise PlanError(f"layer {mixer.layer}: the values of this architecture cannot be cut")
-        heads, count = self.values.shape
-        if heads != axis.heads or count > axis.width or int(self.values.max()) >= axis.width:
-            raise PlanError(
-                f"a selection of {heads} x {count} value channels up to {int(self.values.max())} "
-                f"does not fit {axis.heads} heads of {axis.width}"
-            )
+        _check_fit("value channels", self.values, mixer.value_axis)
 
 
 def _check_channels(name: str, channels: Tensor) -> None:
@@ -55,6 +49,13 @@ def _check_channels(name: str, channels: Tensor) -> None:
         raise ValueError(f"{name} must be [heads, channels] of int64, not {list(channels.shape)} of {channels.dtype}")
     if channels.numel() == 0 or bool((channels < 0).any()) or bool((channels.diff(dim=1) <= 0).any()):
         raise ValueError(f"{name} must be non-empty, non-negative and ascending in every head")
+
+
+def _check_fit(kind: str, channels: Tensor, axis: Axis) -> None:
+    (heads, count), largest = channels.shape, int(channels.max())
+    if heads != axis.heads or count > axis.width or largest >= axis.width:
+        selection = f"a selection of {heads} x {count} {kind} up to {largest}"
+        raise PlanError(f"{selection} does not fit {axis.heads} heads of {axis.width}")
 
 
 class Selection(LayerChoice):
@@ -76,12 +77,7 @@ class Selection(LayerChoice):
 
     def check(self, axis: Axis) -> None:
         """Raise an error unless the selection fits the axis."""
-        largest = int(self.keep.max())
-        if self.heads != axis.heads or self.key_dim > axis.width or largest >= axis.width:
-            raise PlanError(
-                f"a selection of {self.heads} x {self.key_dim} channels up to {largest} "
-                f"does not fit {axis.heads} heads of {axis.width}"
-            )
+        _check_fit("channels", self.keep, axis)
 
 
 class Basis(LayerChoice):

@@ -226,7 +226,11 @@ def load_tokenizer(folder: Path | str) -> Any:
     if Path(folder).is_dir():
         for _ in files_inside(Path(folder), ModelError):
             pass
-        check_tokenizer_config(Path(folder))
+        path = Path(folder) / TOKENIZER_CONFIG
+        for name, value in (read_json(path) if path.exists() else {}).items():  # which may name no file outside
+            if name.endswith(("_file", "_files")) and value is not None:
+                for file in value if isinstance(value, list) else [value]:
+                    check_name(Path(folder), file, ModelError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if len(tokenizer) < 1 or not isinstance(tokenizer.eos_token_id, int | None):
@@ -234,15 +238,3 @@ def load_tokenizer(folder: Path | str) -> Any:
         return tokenizer
     except Exception as error:
         raise ModelError(f"{quoted(folder)} has no usable tokenizer: {reason_of(error)}") from error
-
-
-def check_tokenizer_config(folder: Path) -> None:
-    """Refuse a config of a tokenizer that names files outside of its folder."""
-    path = folder / TOKENIZER_CONFIG
-    if not path.exists():
-        return
-    settings = read_json(path)
-    for name, value in settings.items():
-        if name.endswith(("_file", "_files")) and value is not None:
-            for file in value if isinstance(value, list) else [value]:
-                check_name(folder, file, ModelError)

@@ -175,17 +175,13 @@ class CapturedSteps(Steps):
         if self.count == STEPS_BEFORE_CAPTURE + 1:
             self._capture()
         if self.graph is None:
-            return self._step_on_stream()
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):  # of its own, as PyTorch requires before a capture
+                error = self._step(self.windows, len(self.windows))
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return error
         self.graph.replay()
         return self.error
-
-    def _step_on_stream(self) -> Tensor:
-        """Take a step on a stream of its own, as PyTorch requires before a capture."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            error = self._step(self.windows, len(self.windows))
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return error
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()

@@ -4,7 +4,7 @@ A record has a kind; what is drawn from records is ours where one of them is bes
 `slimstate` entry in its config and a record beside it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -69,7 +69,11 @@ def read_records(folder: Path) -> Records:
         raise DataError(f"no folder {folder}")
     files: dict[str, list[RecordFile[Any]]] = {kind: [] for kind in KINDS}
     skipped = []
-    for path in _candidates(folder):
+    for path in sorted(folder.rglob("*.json")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        is_ours = path.name in (PLAN, RECOVERY, RECONSTRUCTION) or not (path.parent / "config.json").exists()
+        if is_hidden or not is_ours:
+            continue
         try:
             data = parse_any(read_bytes(path, DataError, MAX_RECORD_BYTES), "it", DataError)
             kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
@@ -84,13 +88,6 @@ def read_records(folder: Path) -> Records:
         except DataError as error:
             skipped.append(f"{quoted(path)} was skipped: {error}")
     return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in files.items()})
-
-
-def _candidates(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.json")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and (path.name in (PLAN, RECOVERY, RECONSTRUCTION) or not (path.parent / "config.json").exists()):
-            yield path
 
 
 DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")

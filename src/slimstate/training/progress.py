@@ -26,14 +26,14 @@ class TrainingProgress:
 
     def begin(self, done: int) -> None:
         """Start after this many steps of an earlier run."""
-        self.first = done
-        self._start_timing(done)
+        self.first = self.timed_from = done
+        self.started = self._now()
 
     def end_step(self, done: int) -> None:
         """Count a step, and announce the time of the rest once."""
         steps = done - self.timed_from
         if done <= self.first + COMPILING_STEPS:
-            self._start_timing(done)
+            self.timed_from, self.started = done, self._now()
         elif not self.is_announced and steps >= TIMED_STEPS and (seconds := self._now() - self.started) > TIMED_SECONDS:
             self.is_announced = True
             if left := self.total - done:
@@ -46,9 +46,6 @@ class TrainingProgress:
         speed = f"  {steps * self.tokens_per_step / seconds:,.0f} tokens/s" if steps > 0 else ""
         if done > self.first:
             self.update(done, f"loss {loss:.4f}{speed}")
-
-    def _start_timing(self, done: int) -> None:
-        self.timed_from, self.started = done, self._now()
 
     def _now(self) -> float:
         if self.device.type == "cuda":  # a step is launched long before it has run
