@@ -16,17 +16,13 @@ from slimstate.system.input_files import expand_home
 def open_models(sources: Sequence[str | PathLike[str]]) -> dict[str, Checkpoint]:
     """Open models and return them by name: the last part of each path or, where two are the same, more of it."""
     checkpoints = [Checkpoint.open(source) for source in sources]
-    paths = [_parts(checkpoint.source) for checkpoint in checkpoints]
+    places = [(expand_home(checkpoint.source), checkpoint.source) for checkpoint in checkpoints]
+    paths = [path.resolve().parts if path.exists() else tuple(name.split("/")) for path, name in places]
     for size in range(1, max(map(len, paths)) + 1):
         names = ["-".join(path[-size:]).replace("/", "-") for path in paths]
         if len(set(names)) == len(names):
             return dict(zip(names, checkpoints, strict=True))
     raise PlanError("models must differ, got the same one twice")
-
-
-def _parts(source: str) -> tuple[str, ...]:
-    path = expand_home(source)
-    return path.resolve().parts if path.exists() else tuple(source.split("/"))
 
 
 def same_tokenizers(checkpoints: Iterable[Checkpoint]) -> Mapping[str, Any]:

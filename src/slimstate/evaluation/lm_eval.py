@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import version
@@ -169,7 +169,9 @@ def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
     from lm_eval.api.metrics import mean, mean_stderr
 
     samples = result["samples"][name]
-    if any(math.isnan(value) for value in _log_likelihoods(samples)):
+    responses = (response for sample in samples for several in sample["resps"] for response in several)
+    firsts = (response[0] if isinstance(response, tuple) else response for response in responses)  # or texts
+    if any(isinstance(first, float) and math.isnan(first) for first in firsts):
         raise ModelError(f"the model's predictions for task {name} are NaN")
     metrics: dict[str, float | None] = {}
     errors: dict[str, float | None] = {}
@@ -188,15 +190,6 @@ def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
         metrics=metrics, stderr=errors, higher_is_better=better, version=result["versions"][name],
         samples=int(result["n-samples"][name]["effective"]),
     )  # fmt: skip
-
-
-def _log_likelihoods(samples: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    for sample in samples:
-        for responses in sample["resps"]:
-            for response in responses:
-                value = response[0] if isinstance(response, tuple) else response
-                if isinstance(value, float):
-                    yield value
 
 
 @contextmanager
