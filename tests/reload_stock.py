@@ -41,9 +41,9 @@ def whole(folder: Path) -> torch.nn.Module:
 
 def main() -> None:
     def comes_late(folder: Path) -> tuple[bool, bool]:
-        """The module of Kimi-Linear imports fla where it can, which then has the names of other models, too."""
+        """Some modules import fla where they can, which then has the names of other models, too."""
         config = config_of(folder)
-        return config.get("attn") is not None, config["model_type"] == "kimi_linear"
+        return config.get("attn") is not None, config["model_type"] in ("glm5_next", "kimi_linear")
 
     folders = sorted(map(Path, FOLDERS), key=comes_late)
     ids = torch.load(IDS)
