@@ -71,3 +71,4 @@ def test_cards_of_a_cut_and_its_reconstruction_are_fit_for_the_hub(tmp_path, tex
         assert (data.license, data.language, data.base_model) == ("apache-2.0", ["en", "de"], "someone/base")
         assert set(data.tags) >= {"chat", "slimstate", "delta_net"}
         validate_repo_id(data.base_model)
+        assert ("## Reconstructed" in text) == (folder == better) == ("Nothing was retrained" not in text)

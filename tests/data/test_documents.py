@@ -21,6 +21,7 @@ from slimstate.data.corpus import Corpus
 from slimstate.data.documents import PIECE, Piece, Reading
 from slimstate.data.options import DocumentOptions
 from slimstate.data.rows import Texts
+from slimstate.data.sources import is_same_text
 from slimstate.data.text import sample_windows, token_stream
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
@@ -214,6 +215,15 @@ def test_a_dataset_has_a_config_and_a_split_and_its_lines_are_one_text(name, req
     monkeypatch.setattr("slimstate.data.sources.hub.is_reachable", lambda: True)
     assert tokens_in(name) == tokens_of(WIKI)
     assert requests == [request_]
+
+
+def test_a_text_is_recognised_by_any_of_its_names(tmp_path):
+    text, items = write(tmp_path / "x.txt", ["text"]), ["text"]
+    (tmp_path / "link.txt").symlink_to(text)
+    assert is_same_text(str(text), str(tmp_path / "link.txt"))
+    assert is_same_text(Texts(items), Texts(items))
+    assert not is_same_text(Texts(items), Texts(["text"]))
+    assert not is_same_text(str(text), Texts(items))
 
 
 def test_windows_and_corpora_record_how_documents_were_divided(tmp_path):

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,10 @@ def test_every_method_score_and_key_dim_is_a_row(name, measured):
     methods = ("l1", "s-wanda", "grad", "drrqr", "drrqr-weighted")
     informed = {(method, score, "16") for method in methods for score in ("kq", "k")}
     assert {row.key[:3] for row in record.rows} == informed | {("random", "kq", "16")}  # both compressions round to 16
+    assert math.fsum(record.uncut.window_nats) / 4 == pytest.approx(record.uncut.nats_per_token, rel=1e-12)
     for row in record.rows:
         assert row.nats_over_uncut == pytest.approx(row.nats_per_token - record.uncut.nats_per_token)
+        assert row.nats_error > 0
         assert row.perplexity == pytest.approx(math.exp(row.nats_per_token))
         assert row.bits_per_byte == pytest.approx(row.nats_per_token * row.tokens / row.bytes / math.log(2), rel=1e-12)
         assert 0 < row.rank_utilisation <= 1
@@ -106,7 +109,7 @@ def test_a_sweep_calibrates_once_and_loads_once(sweep, text_file, tmp_path, monk
     for place, function in {
         "slimstate.pruning.evidence.calibrate": slimstate.pruning.calibration.calibrate,
         "slimstate.workflows.sweep.load": load,
-        "slimstate.evaluation.sweep.mean_nats": steps.mean_nats,
+        "slimstate.evaluation.sweep.window_nats": steps.window_nats,
     }.items():
 
         def count(*args, function=function, **kwargs):
@@ -115,7 +118,7 @@ def test_a_sweep_calibrates_once_and_loads_once(sweep, text_file, tmp_path, monk
 
         monkeypatch.setattr(place, count)
     record = sweep(tmp_path / "out", compressions=COMPRESSIONS, **calibration(text_file), **WINDOWS)
-    assert calls == {"calibrate": 1, "load": 1, "mean_nats": len(record.rows) + 1}
+    assert calls == {"calibrate": 1, "load": 1, "window_nats": len(record.rows) + 1}
     evidence = EvidenceFile.open(tmp_path / "out" / "evidence.safetensors")
     assert evidence.missing(frozenset({"gram", "input", "gradient"})) == frozenset()
 
@@ -123,15 +126,15 @@ def test_a_sweep_calibrates_once_and_loads_once(sweep, text_file, tmp_path, monk
 def test_an_interrupted_sweep_continues(sweep, text_file, tmp_path, monkeypatch):
     options = {"compressions": [0.33], **calibration(text_file), **WINDOWS}
     whole = sweep(tmp_path / "whole", **options)
-    evaluations, mean_nats = [], steps.mean_nats
+    evaluations, window_nats = [], steps.window_nats
 
     def stop_at_the_fourth(*args, **kwargs):
         evaluations.append(1)
         if len(evaluations) == 4:
             raise KeyboardInterrupt
-        return mean_nats(*args, **kwargs)
+        return window_nats(*args, **kwargs)
 
-    monkeypatch.setattr(steps, "mean_nats", stop_at_the_fourth)
+    monkeypatch.setattr(steps, "window_nats", stop_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path / "out", **options)
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]) == 2
@@ -304,6 +307,23 @@ def test_the_recommended_row_has_the_smallest_state_within_the_loss(record, max_
     assert STORED.front == (0, 2, 3)
 
 
+def test_controls_are_never_recommended_and_equal_losses_mean_the_smaller_state():
+    def best(*rows, error=None):
+        record = sweep_record(*rows)
+        rows = tuple(replace(row, nats_error=error) for row in record.rows)
+        return recommend(replace(record, rows=rows), 0.1, lambda row: row.method)
+
+    control, wide, narrow = (
+        (method, key_dim, "float32", 10 * key_dim, loss)
+        for method, key_dim, loss in (("random", 32, -0.003), ("drrqr", 64, 0.2), ("l1", 48, 0.21))
+    )
+    assert best(control).command is None
+    assert "only controls were measured" in best(control).reason
+    assert best(control, wide, narrow, error=0.001).command == "drrqr"
+    assert best(control, wide, narrow, error=0.01).command == "l1"
+    assert "62% less state for +0.210 ± 0.010 nats" in best(control, wide, narrow, error=0.01).reason
+
+
 def cells_of(table: str) -> dict[str, list[str]]:
     """Return the cells of a Markdown or LaTeX table without marks, by the first cell of each line."""
     lines = [line for line in table.splitlines() if "|" in line or "&" in line]
@@ -359,8 +379,8 @@ def test_data_types_are_swept_alone_and_with_every_cut(sweep, folders, text_file
     """Rows agree with `evaluate` of the cut; a sweep of cuts alone continues with another data type."""
     model, options = "gated_deltanet-plain", {"methods": ["l1"], "key_dims": [8], **SHORT}
     alone = sweep(tmp_path / "out", model, **options)
-    calls, mean_nats = [], steps.mean_nats
-    monkeypatch.setattr(steps, "mean_nats", lambda *args: calls.append(1) or mean_nats(*args))
+    calls, window_nats = [], steps.window_nats
+    monkeypatch.setattr(steps, "window_nats", lambda *args: calls.append(1) or window_nats(*args))
     both = sweep(tmp_path / "out", model, state_dtypes=["float32", "bf16"], **options)
     assert len(calls) == 2
     width = both.width

@@ -228,7 +228,18 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_reported(recover, t
     assert record.epochs == 1.6
     with pytest.raises(DataError, match=f"{line}; with `no_repeat` at most `steps` 2"):
         recover(NAME, tmp_path / "again", data=text, no_repeat=True)
-    assert recover(NAME, tmp_path / "again", data=text, no_repeat=True, steps=2).epochs == 1
+    assert "measuring on 32 held-out tokens, too few to compare models: hold out more (eval_tokens)" in listener.lines
+    once = recover(NAME, tmp_path / "again", data=text, no_repeat=True, steps=2)
+    assert once.epochs == 1
+    assert "no window twice" in (tmp_path / "again" / "README.md").read_text()
+
+
+def test_eval_tokens_are_held_out_of_the_training_text_exactly(recover, tmp_path):
+    text = tmp_path / "some.txt"
+    text.write_text(tiny.text(32 * 11))
+    assert recover(NAME, tmp_path / "out", data=text, eval_tokens=70).measured.tokens == 96
+    with pytest.raises(DataError, match="has 11 windows of 32 tokens; at least 12 are needed"):
+        recover(NAME, tmp_path / "more", data=text, eval_tokens=32 * 11)
 
 
 def test_the_losses_are_written_for_tensorboard(recover, recoveries, tmp_path):

@@ -137,12 +137,15 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
         ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
         ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
         ({"data": ["text"]}, "give the `tokenizer` of the model in memory"),
+        ({"model": "FOLDER", "data": ["hi"]}, r"gives \d tokens to calibrate on; at least 24 are needed"),
         ({"method": "best"}, "unknown method 'best'"),
         ({"method": 3}, "`method` must be the name of a selector or a Selector, got 3"),
         ({"method": Selector(name="l1", needs={"weight"}, choose=list)}, "a method l1 exists already"),
         ({"method": TOO_FEW}, "the selector short returned"),
         ({"tokenizer": "words"}, "must be a tokenizer of transformers"),
         ({"method": "l1", "key_dim": 999}, "`key_dim` must be at least 1 and less than the width 24, got 999"),
+        ({"method": "l1", "key_dim": "8"}, "`key_dim` must be a whole number, got '8'"),
+        ({"method": "l1", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
         ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
         ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
     ],
@@ -152,6 +155,11 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
     options["model"] = folders[NAME] if options["model"] == "FOLDER" else options["model"]
     with pytest.raises((ModelError, DataError, PlanError), match=message):
         slimstate.prune(options.pop("model"), progress=False, **options)
+
+
+def test_a_compiled_model_is_refused(model):
+    with pytest.raises(ModelError, match=r"give the model that torch\.compile was called with"):
+        slimstate.prune(torch.compile(model), method="l1", key_dim=8, progress=False)
 
 
 def test_results_print_well_and_become_tables(folders, tmp_path, capsys):

@@ -15,6 +15,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
+from slimstate.records.numbers import epochs_text
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
@@ -26,6 +27,7 @@ STAGES = {
     "uncut": "the uncut model",
     "control": "the uncut model with the same fine-tuning",
 }
+UNTRAINED = "Nothing was retrained, and no other weight was changed."
 CONTROL_TEACHES = "the uncut model fine-tuned on the text alone, which taught"
 
 
@@ -34,7 +36,8 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
     source = plan.model.source
     command = command_line(run_config("prune", {"model": public_name(source)}, {"apply": PLAN, "out": "DIR"}))
     model = _describe(name, plan.model_type, source)
-    return render("cut.md", **model, plan=plan, record=record, history=history, when=" before", command=command)
+    facts = {"plan": plan, "record": record, "history": history, "when": " before", "untrained": UNTRAINED}
+    return render("cut.md", **model, **facts, command=command)
 
 
 def training_card(record: TrainingRecord, config: Config, name: str) -> str:
@@ -57,10 +60,11 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     )
 
 
-def reconstruction_section(record: ReconstructionRecord) -> str:
-    """Return the section of a card about a reconstruction, which stands after all others."""
+def with_reconstruction(card: str, record: ReconstructionRecord) -> str:
+    """Return the card of a cut with a last section about its reconstruction, and no claim that nothing was trained."""
     command = _public_command(record.command)
-    return render("reconstruction.md", record=record, settings=record.settings, command=command)
+    section = render("reconstruction.md", record=record, settings=record.settings, command=command)
+    return card.replace(UNTRAINED, "Then each cut layer was trained, as described under Reconstructed.") + section
 
 
 def render(template: str, **values: object) -> str:
@@ -81,6 +85,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "code": code, "fenced": fenced, "prose": prose, "public": public_name,
         "perplexity": lambda value: "–" if value is None else f"{value:.{2 if value < 1e6 else 0}f}",
+        "epochs": epochs_text,
         "mebibytes": lambda size: f"{size / 2**20:.2f} MiB",
     }  # fmt: skip
     return environment

@@ -42,16 +42,17 @@ class Corpus(Value):
 
     @classmethod
     def collect(
-        cls, tokenizer: Any, text: str | Reading, length: int, samples: int, held_out: int, folder: Path
-    ) -> Self:
+        cls, tokenizer: Any, text: str | Reading, length: int, samples: int, held_out: int, folder: Path, *,
+        exact: bool = False,
+    ) -> Self:  # fmt: skip
         """Write the first `samples` + `held_out` windows of a text to `folder`, or as many as it has.
 
-        Of a shorter text, fewer are held out.
+        Of a shorter text fewer are held out, unless their number must be `exact`.
         """
         reading = Reading.of(text)
         tokens = windows(tokenizer, reading, length, max_windows=samples + held_out)
         count, digest = _write_tokens(folder, (window for window in tokens if len(window) == length))
-        if count < samples + held_out:
+        if count < samples + held_out and not exact:
             held_out = min(held_out, held_out_count(count))
         if count < 1 + held_out:
             raise DataError(

@@ -21,15 +21,15 @@ class Texts:
             items = [items]
         count = f"{len(items)} texts" if isinstance(items, Sized) else "texts"
         self.name = f"{count} in memory" if count != "1 texts" else "1 text in memory"
-        self._items = items
+        self.items = items
 
     def __str__(self) -> str:
         return self.name
 
     def __iter__(self) -> Iterator[object]:
-        if not isinstance(self._items, Iterator):
-            return iter(self._items)
-        self._items, items = tee(self._items)
+        if not isinstance(self.items, Iterator):
+            return iter(self.items)
+        self.items, items = tee(self.items)
         return items
 
 

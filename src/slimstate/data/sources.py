@@ -54,6 +54,13 @@ def sources(name: str | Texts, render: Render | None = None) -> Iterator[Source]
         yield Source(rows=True, texts=_from_hub(name, render))
 
 
+def is_same_text(one: str | Texts, other: str | Texts) -> bool:
+    """Return whether two names are of the same file, folder or dataset, or two texts in memory the same object."""
+    if isinstance(one, Texts) or isinstance(other, Texts):
+        return isinstance(one, Texts) and isinstance(other, Texts) and one.items is other.items
+    return os.path.realpath(expand_home(one)) == os.path.realpath(expand_home(other))
+
+
 def _format(path: Path) -> str | None:
     """Return the format by the name of a file, which may be compressed."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]

@@ -5,6 +5,7 @@ nats per token and from the numbers of tokens and bytes in the windows. Word per
 """
 
 import math
+import statistics
 from typing import Any
 
 import torch
@@ -46,18 +47,21 @@ def evaluation_windows(
 
 def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, label: str = "evaluating") -> float:
     """Return the mean negative log likelihood of every token but the first of each window."""
-    batches = tokens.split(BATCH[runtime.device.type])
-    total = 0.0
+    return statistics.fmean(window_nats(runtime, tokens, reporter, label))
+
+
+def window_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter, label: str) -> list[float]:
+    """Return the mean of each window."""
+    batches, sums = tokens.split(BATCH[runtime.device.type]), []
     for batch in reporter.track(batches, label, len(batches)):
         ids = batch.to(runtime.device, torch.long)
         with torch.inference_mode():
             logits = runtime.model(input_ids=ids, use_cache=False).logits
             for row, target in zip(logits[:, :-1], ids[:, 1:], strict=True):
-                total += float(F.cross_entropy(row.float(), target, reduction="sum").double())
-    mean = total / (tokens.numel() - len(tokens))
-    if not math.isfinite(mean):
+                sums.append(float(F.cross_entropy(row.float(), target, reduction="sum").double()))
+    if not all(map(math.isfinite, sums)):
         raise ModelError("the model's predictions are NaN or infinite")
-    return mean
+    return [total / (tokens.shape[1] - 1) for total in sums]
 
 
 def perplexity_of(nats: float) -> float:

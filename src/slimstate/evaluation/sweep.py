@@ -5,6 +5,7 @@ The record is written after every row, so that an interrupted sweep continues wh
 
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from slimstate.core.state_dtype import SERVED, StateRounding
 from slimstate.data.text import Windows
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
-from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
+from slimstate.evaluation.perplexity import TextSize, perplexity_of, window_nats
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_grid import Candidate, order_rows
 from slimstate.evaluation.wikitext import WikiText, add_words
@@ -27,7 +28,16 @@ from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.base import versions
-from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData, Uncut
+from slimstate.records.evaluation import (
+    UNCUT,
+    UNINFORMED,
+    Recommendation,
+    Row,
+    SweepRecord,
+    SweepSettings,
+    TaskData,
+    Uncut,
+)
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
 from slimstate.system.errors import DataError
@@ -88,7 +98,8 @@ class SweepStudy(Value):
         rows: list[Row] = []
         if earlier is None:
             width = self.checkpoint.mixers[0].axis.width
-            uncut = Uncut(**self._measure(whole, (width, None), UNCUT, StateRounding()))
+            scores, nats = self._measure(whole, (width, None), UNCUT, StateRounding())
+            uncut = Uncut(**scores, window_nats=tuple(nats))
         else:
             uncut, rows = earlier.uncut, list(order_rows(earlier.rows, self.candidates))
         for row in rows:
@@ -116,7 +127,7 @@ class SweepStudy(Value):
         several = len({each.state_dtype for each in self.candidates}) > 1
         name = " ".join(map(str, candidate.key if several else candidate.key[:3]))
         label = f"row {self.candidates.index(candidate) + 1} of {len(self.candidates)}: {name}"
-        measures = self._measure(model, (candidate.key_dim, candidate.value_dim), label, rounding)
+        measures, nats = self._measure(model, (candidate.key_dim, candidate.value_dim), label, rounding)
         kappas = [math.inf if kappa is None else kappa for kappa in model.condition_numbers]
         return Row(
             method=candidate.method,
@@ -126,23 +137,25 @@ class SweepStudy(Value):
             value_dim=candidate.value_dim,
             **measures,
             nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
+            nats_error=_standard_error(nats, uncut.window_nats),
             kappa=plain(statistics.median_high(kappas)) if kappas else None,
             kappa_worst=plain(max(kappas)) if kappas else None,
         )
 
     def _measure(
         self, model: CandidateModel, dims: tuple[int, int | None], label: str, rounding: StateRounding
-    ) -> dict[str, Any]:
-        """Return the measures that the uncut model and the rows share, by the names of the records."""
+    ) -> tuple[dict[str, Any], list[float]]:
+        """Return what the uncut model and the rows share, by the names of the records, and the nats of each window."""
         key_dim, rank = dims[0], min(dim for dim in dims if dim is not None)
         states, network, tasks = FinalUtilisation(rank, STATE_WINDOWS), model.runtime.model, None
         with rounded_states(network, model.mixers, rounding):
             with observed(network, model.mixers, states.add_reading):
-                nats = mean_nats(model.runtime, self.windows.tokens, self.reporter, label)
+                by_window = window_nats(model.runtime, self.windows.tokens, self.reporter, label)
+            nats = statistics.fmean(by_window)
             scores = add_words(self.size.scores(nats), self.wikitext, model.runtime)
             if self.options.tasks:
                 tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0)
-        return {
+        measures = {
             "key_dim": key_dim,
             "state_bytes": rounding.state_bytes(self.checkpoint.mixers, *dims),
             "perplexity": perplexity_of(nats),
@@ -151,6 +164,14 @@ class SweepStudy(Value):
             "lm_eval": tasks,
             **vars(scores),
         }
+        return measures, by_window
+
+
+def _standard_error(nats: Sequence[float], uncut: Sequence[float]) -> float | None:
+    """Return the standard error of the mean difference over windows; None for one window, or without those of uncut."""
+    if len(nats) < 2 or len(nats) != len(uncut):
+        return None
+    return statistics.stdev(map(operator.sub, nats, uncut)) / math.sqrt(len(nats))
 
 
 def read_earlier(path: Path, settings: SweepSettings) -> SweepRecord | None:
@@ -186,12 +207,21 @@ def _content(setting: object) -> object:
 def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str]) -> Recommendation:
     """Recommend the smallest state in bytes whose loss is within `max_loss`, or else the row with the smallest loss.
 
-    Data types that no engine supports yet are not recommended, unless nothing else was measured.
+    Of losses that are equal within two standard errors, the smaller state counts. Channels or directions at random are
+    a control and never recommended; nor are data types that no engine supports yet, unless nothing else was measured.
     """
-    rows = [row for row in record.rows if row.state_dtype in SERVED] or list(record.rows)
-    within = [row for row in rows if _loss(row) <= max_loss]
-    row = min(within, key=lambda row: (row.state_bytes, _loss(row))) if within else min(rows, key=_loss)
-    saved = f"{1 - row.state_bytes / record.uncut.state_bytes:.0%} less state for {_loss(row):+.3f} nats per token"
+    rows = [row for row in record.rows if row.method not in UNINFORMED]
+    if not rows:
+        return Recommendation(
+            within=False, max_loss=max_loss, reason="only controls were measured; add a method, such as drrqr"
+        )
+    rows = [row for row in rows if row.state_dtype in SERVED] or rows
+    within, least = [row for row in rows if _loss(row) <= max_loss], min(rows, key=_loss)
+    near = [row for row in rows if row is least or _loss(row) - _loss(least) <= 2 * _error(row, least)]
+    row = min(within or near, key=lambda row: (row.state_bytes, _loss(row)))
+    error = "" if row.nats_error is None else f" ± {row.nats_error:.3f}"
+    share = f"{1 - row.state_bytes / record.uncut.state_bytes:.0%} less state"
+    saved = f"{share} for {_loss(row):+.3f}{error} nats per token"
     stored = "" if row.state_dtype == "float32" else f", states stored in {row.state_dtype}"
     cut = "no cut" if row.method == UNCUT else f"{row.method} at key dim {row.dims}"
     if within:
@@ -208,3 +238,8 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
 def _loss(row: Row) -> float:
     """Return the nats per token over the uncut model; a row without them is never recommended."""
     return math.inf if row.nats_over_uncut is None else row.nats_over_uncut
+
+
+def _error(*rows: Row) -> float:
+    """Return the standard error of the difference between the losses of rows."""
+    return math.hypot(*(row.nats_error or 0.0 for row in rows))

@@ -40,22 +40,32 @@ def read_windows(
             raise PlanError(f"{calibrated[0]} needs activations: give text to calibrate on with `data`")
         return None
     with reporter.waiting(f"reading {calibration.data}"):
-        windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder))
+        width = checkpoint.mixers[0].axis.width
+        windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder), width)
     if windows.tokens.shape != calibration.size:
         samples, length = windows.tokens.shape
         reporter.say(f"{windows.source} is short: {samples} windows of {length} tokens are all it has")
     return windows
 
 
-def calibration_windows(calibration: Calibration, tokenizer: Any) -> Windows:
-    """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones."""
+def calibration_windows(calibration: Calibration, tokenizer: Any, min_tokens: int = 2) -> Windows:
+    """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones.
+
+    `min_tokens` is the width of a head: fewer keys span fewer directions than it has channels.
+    """
     reading, (samples, length) = calibration.reading(calibration.data), calibration.size
     if calibration.length is None:
         first = next(windows(tokenizer, reading, LENGTH, max_windows=1), None)
         tokens = 0 if first is None else len(first)
         length = LENGTH if tokens == LENGTH else max(2, tokens // SHORT_TEXT_WINDOWS)
     fewest = 1 if calibration.samples is None else None
-    return sample_windows(tokenizer, reading, samples=samples, length=length, seed=calibration.seed, min_samples=fewest)
+    result = sample_windows(
+        tokenizer, reading, samples=samples, length=length, seed=calibration.seed, min_samples=fewest
+    )
+    if (count := result.tokens.numel()) < min_tokens:
+        problem = f"{result.source} gives {count} tokens to calibrate on; at least {min_tokens} are needed"
+        raise DataError(f"{problem}, one for each channel of a head: use more text, `samples` or `length`")
+    return result
 
 
 class EvidenceCollector(Value):

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.model_card import reconstruction_section
+from slimstate.checkpoints.model_card import with_reconstruction
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
 from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
@@ -150,6 +150,6 @@ class ReconstructionJob(Value):
     ) -> list[str]:
         """Write the folder, whole or not at all; return the files that were left out."""
         documents = self.cut.documents(record)
-        documents |= {**record.files(), CARD: documents[CARD] + reconstruction_section(record)}
+        documents |= {**record.files(), CARD: with_reconstruction(documents[CARD], record)}
         after = record.config_after(as_published(config))
         return distributed.from_main(lambda: writers[0].finish(change, after, documents, reporter=self.reporter))

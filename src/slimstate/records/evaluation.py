@@ -165,7 +165,7 @@ class EvaluationRecord(Record, Result, Origin):
 
 
 UNCUT = "uncut"  # the method of rows that keep all channels and store the state in another dtype
-UNINFORMED = ("random", "random-rotation")  # methods that use no score
+UNINFORMED = ("random", "random-rotation")  # controls, which use no score
 
 
 class SweepSettings(Value):
@@ -202,6 +202,7 @@ class Uncut(ModelScores):
 
     perplexity: Positive
     rank_utilisation: float
+    window_nats: tuple[float, ...] = ()  # per token, in each window of the text
 
 
 class Row(ModelScores):
@@ -217,6 +218,7 @@ class Row(ModelScores):
     perplexity: Positive | None = None
     rank_utilisation: float | None = None
     nats_over_uncut: float | None = None
+    nats_error: float | None = None  # standard error of `nats_over_uncut` over windows
     kappa: float | None = None
     kappa_worst: float | None = None
     value_dim: Whole | None = None
@@ -240,6 +242,9 @@ class Recommendation(Value):
     reason: str | None = None
     command: str | None = None
 
+    def line(self) -> str:
+        return f"{'recommended: ' if self.within else ''}{self.reason}"
+
 
 class SweepRecord(Record, Origin):
     KIND = "sweep"
@@ -257,8 +262,7 @@ class SweepRecord(Record, Origin):
 
     def headline(self) -> str:
         uncut = self.uncut.perplexity
-        reason = None if self.recommended is None else self.recommended.reason
-        advice = "" if reason is None else f"\nrecommended: {reason}"
+        advice = "" if self.recommended is None else f"\n{self.recommended.line()}"
         return f"{len(self.rows)} cuts of {self.model}; perplexity per token, {uncut:.4g} uncut{advice}"
 
     def table(self) -> list[dict[str, object]]:

@@ -58,6 +58,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def epochs_text(epochs: float) -> str:
+    """Return how often a text was trained on; one that is longer than the training has no known number of epochs."""
+    return f"{epochs:.2f} epochs" if epochs > 1 else "no window twice"
+
+
 def dims_text(key_dim: int, value_dim: int | None) -> str:
     """Return the dims of a cut: 64, or 64 x 32 where values are cut, too."""
     return str(key_dim) if value_dim is None else f"{key_dim} x {value_dim}"

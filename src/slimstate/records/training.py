@@ -141,7 +141,7 @@ class TrainingRunRecord(ModelFolderRecord):
     corpus: Text | None = None
     tokens: Count
     measured: Measurements
-    epochs: float | None = None
+    epochs: float | None = None  # 1 where the text is longer than the training
     tokens_per_second: float | None = None
     log: tuple[LogEntry, ...] = ()
 

@@ -34,7 +34,8 @@ class TrainingText(TextOptions):
     eval_text: TextSource = None
     """Text to measure on; default: windows of the training text that are held out."""
     eval_tokens: Annotated[int | None, Meta(ge=2)] = None
-    """Measure on this many tokens, from the beginning of the text; default: all."""
+    """Measure on this many tokens: the first of `eval_text`, or whole windows that are held out of the training text;
+    default: all of `eval_text`, or a window for every 64 of the training, 64 at most."""
     no_repeat: bool = False
     """Refuse to train on the same text more than once."""
 

@@ -1,5 +1,6 @@
 """The windows of a training: those it is trained on, and those on which models are measured before and after."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
+from slimstate.data.sources import is_same_text
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
 from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.load import Runtime, load
@@ -20,6 +22,7 @@ from slimstate.system.value import Value
 from slimstate.training.options import TrainOptions
 
 MAX_EVAL_LENGTH = 1024  # tokens per window of `eval_text`
+MIN_EVAL_TOKENS = 8192
 MIN_GAP = 0.01  # nats per token; a share of a smaller gap says nothing
 
 
@@ -107,7 +110,13 @@ def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: R
     """Return the tokens of a training, read now or stored in the folder by an earlier run."""
     text = options.text
     if text.eval_text is None:
-        return Tokens.of_corpus(_corpus(options, tokenizer, folder, reporter), tokenizer)
+        tokens = Tokens.of_corpus(_corpus(options, tokenizer, folder, reporter), tokenizer)
+        if tokens.size.tokens < MIN_EVAL_TOKENS:
+            count = f"{tokens.size.tokens:,} held-out tokens"
+            reporter.say(f"measuring on {count}, too few to compare models: hold out more (eval_tokens)")
+        return tokens
+    if is_same_text(text.eval_text, text.data):
+        reporter.say("the training text is measured on, too: models fit it better than other text")
     length = min(MAX_EVAL_LENGTH, options.length)
     windows = evaluation_windows(tokenizer, text.reading(text.eval_text), length, text.eval_tokens).tokens
     corpus = _corpus(options, tokenizer, folder, reporter)
@@ -122,9 +131,12 @@ def _corpus(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Repor
         corpus = Corpus.open(folder)
     else:
         held_out = held_out_count(samples) if text.eval_text is None else 0
+        exact = text.eval_text is None and text.eval_tokens is not None
+        if exact:
+            held_out = math.ceil((text.eval_tokens or 0) / options.length)
         with reporter.waiting(f"reading {text.data}"):
             reading = text.reading(text.data)
-            corpus = Corpus.collect(tokenizer, reading, options.length, samples, held_out, folder)
+            corpus = Corpus.collect(tokenizer, reading, options.length, samples, held_out, folder, exact=exact)
     epochs = Schedule(corpus, samples, text.seed).epochs
     if epochs > 1:
         size = f"{corpus.source} has {corpus.count - corpus.held_out:,} windows of {corpus.length} tokens to train on"

@@ -16,6 +16,7 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
+from slimstate.data.sources import is_same_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows
 from slimstate.evaluation.sweep import CandidateModel, SweepStudy, read_earlier, recommend
@@ -161,7 +162,9 @@ def _measure(
     wikitext = read_wikitext(
         config.text, tokenizer, reporter, max_tokens=max_tokens, max_length=config.measures.max_length
     )
-    windows = None if calibration.data is None else calibration_windows(calibration, tokenizer)
+    windows = None if calibration.data is None else calibration_windows(calibration, tokenizer, first.axis.width)
+    if windows is not None and is_same_text(config.text, calibration.data):
+        reporter.say("the calibration text is measured on, too: cuts fit it better than other text")
     settings = _settings(config, tokenizer, text_windows, windows)
     with reporter.waiting("reading the weights for their fingerprint"):
         settings = replace(settings, fingerprint=checkpoint.fingerprint)
@@ -246,4 +249,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
     tasks = () if row.lm_eval is None else tuple(map(cell, row.lm_eval.main_measures()))
-    return *candidate, *units, f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa, *tasks
+    error = "" if row.nats_error is None else f" ± {row.nats_error:.3f}"
+    return *candidate, *units, f"{row.nats_over_uncut:+.3f}{error}", f"{row.rank_utilisation:.3f}", kappa, *tasks

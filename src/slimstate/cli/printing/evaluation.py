@@ -71,8 +71,9 @@ def show_sweep(record: "SweepRecord") -> Printout:
     if record.settings.reconstruct is not None:
         yield "every cut was reconstructed before it was measured"
     if (recommended := record.recommended) is not None:
-        yield f"{'recommended: ' if recommended.within else ''}{recommended.reason}"
-        yield f"  {recommended.command}"
+        yield recommended.line()
+        if recommended.command is not None:
+            yield f"  {recommended.command}"
 
 
 def _in_units(result: "Row | Uncut") -> dict[str, str]:
