@@ -153,7 +153,7 @@ def test_bad_input_is_one_line_and_writes_nothing(line, folders, text_file, tmp_
     ("config", "message"),
     [
         ('{"model_type": "llama"}', "llama is not a supported linear-attention model; supported families:"),
-        ('{"model_type": "glm5_next"}', "glm5_next: its config has one linear_head_dim"),
+        ('{"model_type": "bailing_hybrid"}', "bailing_hybrid: its config has one linear_head_dim"),
         ("{}", "names no model_type"),
         ("not json", "is not JSON"),
         ("[]", "is not a JSON object"),
