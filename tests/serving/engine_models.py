@@ -45,9 +45,12 @@ MODELS = {
     "mamba2": mamba("mamba2-one-group", **MAMBA),
     "mamba2-groups": mamba("mamba2-plain", **MAMBA),
     "granitemoehybrid": mamba("granitemoehybrid-plain", **HYBRID),
+    "granitemoehybrid-groups": mamba("granitemoehybrid-plain", **{**HYBRID, "mamba_n_groups": 2}),
     "falcon_h1": mamba("falcon_h1-plain", **HYBRID),
     "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS, **WIDE, **NO_HEADS),
 }
+
+SEVERAL_GROUPS = ("mamba2-groups", "granitemoehybrid-groups")
 
 
 def uncut(name: str, folder: Path) -> Path:

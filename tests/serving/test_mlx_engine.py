@@ -35,7 +35,8 @@ results = {name: answer_to(request) for name, request in json.loads(Path(request
 Path(answers).write_text(json.dumps(results))
 """
 BOTH = [(name, f"{dim} x {dim}") for name in ("qwen3_next", "qwen3_5") for dim in (96, 64)]  # keys and values
-CASES = [(name, width) for name in engine_models.MODELS for width in WIDTHS] + BOTH
+ONE_GROUP = [name for name in engine_models.MODELS if name not in engine_models.SEVERAL_GROUPS]
+CASES = [(name, width) for name in ONE_GROUP for width in WIDTHS] + BOTH
 
 
 def comparison(folder: Path) -> Comparison:
@@ -79,6 +80,15 @@ def test_mlx_agrees_below_a_ten_thousandth(name, width, models, answers):
     assert differences.largest is not None
     assert differences.largest < 1e-4
     assert differences.same == differences.continued
+
+
+@pytest.mark.parametrize("width", [128, 64])
+@pytest.mark.parametrize("name", engine_models.SEVERAL_GROUPS)
+def test_several_groups_differ_cut_or_not(name, width, models, answers):
+    """mlx-lm normalises all groups together, and transformers from 5.23 on each by itself."""
+    checkpoint = Checkpoint.open(models[name, width])
+    differences = comparison(checkpoint.folder).differences(checkpoint, from_json(Scores, answers[f"{name}-{width}"]))
+    assert differences.largest > 0.1
 
 
 def test_the_scores_of_the_uncut_model_differ_from_those_of_the_cut(models, answers):

@@ -20,7 +20,8 @@ PYTHON, pytestmark = engine_models.interpreter("vllm")
         ("mamba2", "agrees"),
         ("granitemoehybrid", "agrees"),
         ("falcon_h1", "agrees"),
-        ("mamba2-groups", "differs"),
+        ("mamba2-groups", "agrees"),
+        ("granitemoehybrid-groups", "agrees"),
         ("qwen3_next", "refuses"),
     ],
 )

@@ -47,6 +47,8 @@ class EngineOptions(EngineChoice):
     """Interpreter of the environment that has the engine; default: this one."""
     converter: Path | None = None
     """For llama.cpp: its convert_hf_to_gguf.py, which converts the model to GGUF first."""
+    gguf_type: Literal["q8_0", "q4_k_m"] | None = None
+    """For llama.cpp: quantise the GGUF to q8_0 or q4_k_m; default: weights of the data type."""
     engine_settings: str | None = None
     """JSON with settings of the engine itself, such as '{"gpu_memory_utilization": 0.5}' for vllm."""
 
@@ -54,6 +56,8 @@ class EngineOptions(EngineChoice):
         for name, path in (("python", self.python), ("converter", self.converter)):
             if path is not None and not path.is_file():
                 raise PlanError(f"`{name}` must be a file, got {quoted(path)}")
+        if self.gguf_type is not None and self.engine != "llama.cpp":
+            raise PlanError("`gguf_type` is for `engine` llama.cpp, which reads GGUF")
         if not isinstance(self.settings, dict):
             raise PlanError("`engine_settings` must be a JSON object of names and values")
 
@@ -85,4 +89,4 @@ class ComparisonOptions(DocumentOptions):
     """Tokens to decode after each prompt."""
     tolerance: Annotated[float | None, Meta(gt=0)] = None
     """Largest difference that agrees, in standard deviations of the logits; default: 1e-3 in float32, 0.1 in bfloat16,
-    0.05 in float16."""
+    0.05 in float16, 0.5 in q8_0, 2 in q4_k_m; 0.05 in both with `masked`."""

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
-TESTED = {"torch": "2.13", "transformers": "5.22", "flash-linear-attention": "0.6", "Python": "3.13"}
+TESTED = {"torch": "2.13", "transformers": "5.23", "flash-linear-attention": "0.6", "Python": "3.13"}
 
 
 class UntestedVersion(UserWarning):

@@ -45,8 +45,9 @@ def verify(
         check_runnable(checkpoint, "compare it in its engine with `masked`")
     text = read_windows(checkpoint, config.comparison)
     comparison = Comparison(
-        engine=config, tokens=text.tokens, options=config.comparison, run=config.run, reporter=reporter_for(progress)
-    )
+        engine=config, tokens=text.tokens, options=config.comparison, run=config.run, masked=config.masked,
+        reporter=reporter_for(progress),
+    )  # fmt: skip
     if config.masked:
         assert uncut is not None
         version, outcome = comparison.compare_masked(checkpoint, uncut, plan)

@@ -56,15 +56,25 @@ class Mlx:
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python; `model` is a GGUF file. In float32 the cache is in float32, too."""
+    """llama.cpp through llama-cpp-python; `model` is a GGUF file, which is quantised first where a type is named.
+
+    In float32 the cache is in float32, too.
+    """
 
     def __init__(self, request: Any) -> None:
         import llama_cpp
 
         longest = max(map(len, request["windows"])) + request["count"]
         exact = {} if request["dtype"] != "float32" else {"type_k": 0, "type_v": 0}  # GGML_TYPE_F32
+        file, quantised = request["model"], request.get("gguf_type")
+        if quantised is not None:
+            parameters = llama_cpp.llama_model_quantize_default_params()
+            parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{quantised.upper()}")
+            plain, file = file, f"{file}.{quantised}"
+            if llama_cpp.llama_model_quantize(plain.encode(), file.encode(), parameters) != 0:
+                raise RuntimeError(f"llama.cpp cannot quantise the model to {quantised}")
         self.model = llama_cpp.Llama(
-            model_path=request["model"], n_ctx=longest, n_batch=longest, n_ubatch=longest, logits_all=True,
+            model_path=file, n_ctx=longest, n_batch=longest, n_ubatch=longest, logits_all=True,
             verbose=True, **exact, **request["options"],
         )  # fmt: skip
 

@@ -36,7 +36,8 @@ from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
 
 DEFAULT_TEXT = Path(__file__).with_name("text.txt")
-TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05, "q8_0": 0.5, "q4_k_m": 2.0}
+MASKED_TOLERANCE = 0.05  # of two quantised models, whose activations an engine may round to different sides
 FLA_ON_CPU = (
     "flash-linear-attention's kernels run only on a GPU; on a CPU call slimstate.prepare_fla() in your own program"
 )
@@ -61,11 +62,14 @@ class Comparison(Value):
     tokens: Tensor
     options: ComparisonOptions
     run: RunOptions
+    masked: bool = False
     reporter: Reporter = SILENT
 
     @property
     def tolerance(self) -> float:
-        return self.options.tolerance or TOLERANCES[self.run.precision_name]
+        quantised = self.engine.gguf_type
+        usual = MASKED_TOLERANCE if self.masked and quantised else TOLERANCES[quantised or self.run.precision_name]
+        return self.options.tolerance or usual
 
     @property
     def prompt(self) -> int:
@@ -136,7 +140,9 @@ class Comparison(Value):
         if self.engine.engine != "llama.cpp":
             return run_engine(self.engine, request)
         with convert_to_gguf(checkpoint.folder, self.engine.converter, self.run.precision_name) as model:
-            return model if isinstance(model, Refusal) else run_engine(self.engine, {**request, "model": str(model)})
+            if isinstance(model, Refusal):
+                return model
+            return run_engine(self.engine, {**request, "model": str(model), "gguf_type": self.engine.gguf_type})
 
     def request(self, checkpoint: Checkpoint) -> JsonObject:
         """Return the request that `engine_process.py` reads."""
