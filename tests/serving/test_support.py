@@ -62,10 +62,9 @@ def test_rules_depend_on_the_key_dim():
 
 
 def test_rules_depend_on_the_config():
-    for engine in ("llama.cpp", "vllm"):
-        assert verdicts("mamba2", 64, engine, n_groups=2) == {"differs"}
+    for engine, several in (("llama.cpp", "agrees"), ("vllm", "agrees"), ("mlx", "differs")):
+        assert verdicts("mamba2", 64, engine, n_groups=2) == {several}
         assert verdicts("mamba2", 64, engine, n_groups=1) == {"agrees"}
-    assert verdicts("mamba2", 64, "mlx", n_groups=2) == {"agrees"}
     assert verdicts("nemotron_h", 64, "mlx") == {"differs"}
     assert verdicts("nemotron_h", 64, "mlx", time_step_min=1e-9) == {"agrees"}
     assert verdicts("bamba", 64, "vllm") == {"not supported"}
