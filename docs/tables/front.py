@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from tables.layout import markdown, only, record, timings
-from tables.reconstruct import DISTILLED, back
+from tables.reconstruct import DISTILLED, back, compared
 from tables.recovery import RECALL, ROWS, SHARES, nats, recall_errors
 
 TIMED = "DeltaNet 1.3B, random weights, H200"
@@ -35,6 +35,15 @@ def _perplexity() -> str:
     return f"{cut['baseline']['word_perplexity']:.1f} to {cut['word_perplexity']:.1f}"
 
 
+def _reconstructed(title: str, model: str) -> list[list[str]]:
+    """Return the rows of a model that was cut to half of its keys and reconstructed: perplexity and recall."""
+    uncut, cut = (compared(title, key_dim, 128) for key_dim in (128, 64))
+    return [
+        ["word perplexity, `--reconstruct`", f"{uncut['word']:.1f} to {cut['after_word']:.1f}", model],
+        ["names recalled, `--reconstruct`", f"{uncut['recall']:.0f} % to {cut['after_recall']:.0f} %", model],
+    ]
+
+
 def _range(shares: list[float]) -> str:
     return f"{100 * min(shares):.0f}-{100 * max(shares):.0f}"
 
@@ -60,6 +69,8 @@ TABLES = {
             ["one DeltaNet layer, forward", _layer("delta_net"), "H200"],
             ["one Gated DeltaNet layer, forward", _layer("gated_deltanet"), "H200"],
             ["word perplexity, no training", _perplexity(), "bundled 4.6M DeltaNet, WikiText-2"],
+            *_reconstructed("DeltaNet", "DeltaNet 30M"),
+            *_reconstructed("Hybrid", "30M hybrid like Qwen3-Next"),
         ],
     ),
 }

@@ -39,7 +39,7 @@ VARIANTS = (
 )
 
 
-def _compared(title: str, key_dim: int, value_dim: int) -> dict[str, Any]:
+def compared(title: str, key_dim: int, value_dim: int) -> dict[str, Any]:
     """Return a row of a cut and its reconstruction, or of the uncut model: perplexity per word, nats, recall."""
     name = ALL_MODELS[title]
     widths = KEYS[title][0]
@@ -177,10 +177,10 @@ COMPARED = {
     "recall, reconstructed": "{after_recall:.1f}",
 }  # fmt: skip
 TABLES = {
-    "reconstruction": table(COMPARED, (_compared(title, *dims) for title in KEYS for dims in KEYS[title])),
+    "reconstruction": table(COMPARED, (compared(title, *dims) for title in KEYS for dims in KEYS[title])),
     "dims": table(
         {"model": "{model}", "key x value dim": "{dims}", "state": "{state}", **dict(list(COMPARED.items())[2:])},
-        (_compared(title, *dims) for title in BOTH for dims in BOTH[title]),
+        (compared(title, *dims) for title in BOTH for dims in BOTH[title]),
     ),
     "reconstruction-distilled": grid(
         ("nats over uncut",),
