@@ -10,7 +10,8 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import Selector, workflows
+from recoveries import Listener
+from slimstate import EvalConfig, PruneConfig, RecoverConfig, Selector, workflows
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 from slimstate.system.options import Options, options_of
@@ -155,6 +156,34 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
     options["model"] = folders[NAME] if options["model"] == "FOLDER" else options["model"]
     with pytest.raises((ModelError, DataError, PlanError), match=message):
         slimstate.prune(options.pop("model"), progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "message"),
+    [
+        (PruneConfig, {"apply": "plan", "method": "l1"}, "`method` is part of the plan of `apply`"),
+        (PruneConfig, {"apply": "plan", "data": "x.txt"}, "`data` is part of the plan of `apply`"),
+        (PruneConfig, {"key_dim": 8, "state_dtype": "bf16"}, "`state_dtype` needs a budget"),
+        (EvalConfig, {"limit": 8}, "`limit` needs `tasks` or `recall`"),
+        (EvalConfig, {"state_every": 8}, "`state_every` needs another `state_dtype`"),
+        (RecoverConfig, {"no_teacher": True, "temperature": 1.0}, "`temperature` needs a teacher"),
+        (RecoverConfig, {"cache_top_k": 8}, "`cache_top_k` needs `cache_teacher`"),
+    ],
+)
+def test_an_option_without_effect_is_refused(config, values, message):
+    with pytest.raises(PlanError, match=message):
+        config.from_values(values)
+
+
+def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(folders, text_file, tmp_path):
+    reconstructed = {"data": text_file, "reconstruct": True, "key_dim": 8}
+    with pytest.raises(
+        PlanError, match="`samples` has no effect: layers are calibrated on the windows of `reconstruct"
+    ):
+        slimstate.prune(folders[NAME], tmp_path / "cut", samples=32, **reconstructed)
+    listener = Listener()
+    slimstate.prune(folders[NAME], method="l1", key_dim=8, data=text_file, samples=4, rrqr_f=2.0, progress=listener)
+    assert "no effect with l1: rrqr_f, samples, data" in listener.lines
 
 
 def test_a_compiled_model_is_refused(model):

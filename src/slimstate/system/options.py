@@ -22,7 +22,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
@@ -87,6 +87,11 @@ class Options(Value):
         return {
             option.name: plain_value(value) for option, value in values if not option.once and value != option.default
         }
+
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Raise a `PlanError` if one of these options differs from its default, because it would have no effect."""
+        for name in filter(self.to_values().__contains__, names):
+            raise PlanError(f"`{name}` {reason}")
 
 
 class Option(Value):

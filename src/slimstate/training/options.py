@@ -107,6 +107,10 @@ class TeacherOptions(Options):
             raise PlanError("give either `teacher` or `no_teacher`")
         if self.no_teacher and self.cache_teacher is not None:
             raise PlanError("`cache_teacher` needs a teacher: leave out `no_teacher`")
+        if self.no_teacher:
+            self.refuse(("kd_weight", "temperature"), "needs a teacher: leave out `no_teacher`")
+        if self.cache_teacher is None:
+            self.refuse(("cache_top_k",), "needs `cache_teacher`")
 
 
 class TrainerOptions(Options):

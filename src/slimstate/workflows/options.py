@@ -17,7 +17,7 @@ from slimstate.pruning.options import Budget, Calibration, CalibrationText, CutO
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.serving.options import ComparisonOptions, EngineChoice, EngineOptions, PoolOptions
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Options, once
+from slimstate.system.options import Options, once, options_of
 from slimstate.training.options import RecoverOptions, TrainOptions
 from slimstate.workflows.inputs import Model
 
@@ -97,6 +97,11 @@ class PruneConfig(EngineChoice):
         )
         if self.value_method is not None and not cuts_values:
             raise PlanError("`value_method` needs `value_dim`, `state_dim` or `axes`")
+        if self.apply is not None:
+            groups = (option.name for group in (Calibration, CutOptions) for option in options_of(group))
+            self.refuse(("method", "score", "value_method", *groups), "is part of the plan of `apply`: leave it out")
+        if not self.budget.is_set:
+            self.refuse(("state_dtype",), "needs a budget: `state_mb`, or `sequences` and `memory_gb`")
         if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError(
                 "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"
@@ -248,6 +253,10 @@ class EvalConfig(TextOptions):
 
     def check(self) -> None:
         object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
+        if not (self.measures.tasks or self.recall):
+            self.refuse(("task_data", "limit", "recall_prompts"), "needs `tasks` or `recall`")
+        if self.state_dtype == "float32":
+            self.refuse(("state_every",), "needs another `state_dtype` than float32")
 
 
 class AnalyzeConfig(TraceOptions):

@@ -5,6 +5,7 @@ config -> SelectionJob -> Plan -> folder            everything before the plan d
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -26,7 +27,7 @@ from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
 from slimstate.records.serving import LayerSpeed
-from slimstate.selectors import Request, selector_named, value_selector_named
+from slimstate.selectors import Request, Selector, selector_named, value_selector_named
 from slimstate.selectors.ranking import KEEP_ALL
 from slimstate.serving.engines import cut_advice, needs_equal_dims, serving_lines
 from slimstate.serving.widths import speed_of_cut
@@ -158,6 +159,11 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     needs = selector.needs | (frozenset() if values is None else values.needs)
     layerwise = config.reconstruct is not None and is_layerwise(needs, calibration)
     methods = [each for each in (selector, values) if each is not None]
+    if layerwise:
+        reason = "has no effect: layers are calibrated on the windows of `reconstruct_samples` and `reconstruct_length`"
+        config.refuse(("samples", "length"), reason)
+    if unused := _unused_options(config, methods):
+        reporter.say(f"no effect with {' and '.join(each.name for each in methods)}: {', '.join(unused)}")
     windows = None if layerwise else read_windows(checkpoint, methods, calibration, reporter)
     _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
     request = Request(
@@ -169,6 +175,16 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
         request=request, value_selector=values, run=config.run, reporter=reporter,
         value_request=None if value_dim is None else replace(request, keep=value_dim),
     )  # fmt: skip
+
+
+def _unused_options(config: PruneConfig, methods: Sequence[Selector]) -> list[str]:
+    """Return the options that differ from their defaults and that these methods do not read."""
+    needs = frozenset[str]().union(*(method.needs for method in methods))
+    names = [] if any("f" in method.options for method in methods) else ["rrqr_f", "rrqr_swaps"]
+    names += [] if "gram" in needs else ["rrqr_rows"]
+    if not needs - {"weight"}:
+        names += ["samples", "length", "evidence", *(["data"] if config.reconstruct is None else [])]
+    return [name for name in names if name in config.to_values()]
 
 
 def _value_method(config: PruneConfig) -> Any:
