@@ -240,7 +240,7 @@ def test_models_that_cannot_be_reconstructed_are_refused(name, changes, message,
     with pytest.raises(SlimstateError, match=message):
         slimstate.reconstruct(cut, out, data=text_file, training=QUICK)
     with pytest.raises(SlimstateError, match=message):
-        slimstate.prune(model, out, key_dim=8, data=text_file, **SHORT, reconstruct=QUICK)
+        slimstate.prune(model, out, key_dim=8, data=text_file, reconstruct=QUICK)
     assert names(tmp_path) == ["cut", "model"]
 
 
@@ -280,7 +280,7 @@ def work(cut: Path | None, model: Path, out: Path, text_file: Path) -> None:
     if cut is not None:
         slimstate.reconstruct(cut, out, data=text_file, training=QUICK, max_memory="cpu=1KB")
     else:
-        slimstate.prune(model, out, key_dim=8, data=text_file, **SHORT, reconstruct=QUICK)
+        slimstate.prune(model, out, key_dim=8, data=text_file, reconstruct=QUICK)
 
 
 COPY = "slimstate.checkpoints.safetensors_io.TensorFileWriter.copy"  # beside the training of the first layer
