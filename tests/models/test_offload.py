@@ -67,9 +67,8 @@ def test_limits_are_read_by_place():
     ],
 )
 def test_bad_placements_are_one_line(options, complaint, folders, text_file, tmp_path, refusal):
-    size = () if "--apply" in options else ("--key-dim", 16)
-    text = ("--data", text_file, "--samples", 2, "--length", 32)
-    assert complaint in refusal("prune", folders[NAME], *size, *text, "--out", tmp_path / "cut", *options)
+    words = ("--key-dim", 16, "--data", text_file, "--samples", 2, "--length", 32) if "--apply" not in options else ()
+    assert complaint in refusal("prune", folders[NAME], *words, "--out", tmp_path / "cut", *options)
     assert not (tmp_path / "cut").exists()
 
 
