@@ -140,3 +140,5 @@ def test_cards_and_inspect_show_what_engines_do(name, folders, tmp_path, succeed
     out = succeed("inspect", folders[name])
     assert ("triton" in out) == served
     assert ("no engine was examined" in out) != served
+    *_, verdict = succeed("inspect", folders[name], "--engine", "vllm").splitlines()
+    assert (verdict == "serving: vllm was not examined with delta_net") != served

@@ -28,16 +28,7 @@ from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.base import versions
-from slimstate.records.evaluation import (
-    UNCUT,
-    UNINFORMED,
-    Recommendation,
-    Row,
-    SweepRecord,
-    SweepSettings,
-    TaskData,
-    Uncut,
-)
+from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData, Uncut
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
 from slimstate.system.errors import DataError
@@ -207,10 +198,10 @@ def _content(setting: object) -> object:
 def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str]) -> Recommendation:
     """Recommend the smallest state in bytes whose loss is within `max_loss`, or else the row with the smallest loss.
 
-    Of losses that are equal within two standard errors, the smaller state counts. Channels or directions at random are
-    a control and never recommended; nor are data types that no engine supports yet, unless nothing else was measured.
+    Of losses that are equal within two standard errors, the smaller state counts. Controls are never recommended; nor
+    are data types that no engine supports yet, unless nothing else was measured.
     """
-    rows = [row for row in record.rows if row.method not in UNINFORMED]
+    rows = [row for row in record.rows if not row.is_control]
     if not rows:
         return Recommendation(
             within=False, max_loss=max_loss, reason="only controls were measured; add a method, such as drrqr"

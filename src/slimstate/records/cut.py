@@ -159,12 +159,12 @@ class InspectionRecord(Record):
     def headline(self) -> str:
         parameters = "" if self.parameters is None else f", {self.parameters:,} parameters"
         softmax = f", {plural(self.softmax_layers, 'softmax layer')} left alone" if self.softmax_layers else ""
-        shared = f" ({self.value_heads} value heads)" if self.value_heads != self.heads else ""
-        dims = f"{self.heads} heads{shared}, key dim {self.key_dim}, value dim {self.value_dim}"
+        shared = f" ({plural(self.value_heads, 'value head')})" if self.value_heads != self.heads else ""
+        dims = f"{plural(self.heads, 'head')}{shared}, key dim {self.key_dim}, value dim {self.value_dim}"
         fp32, bf16 = (format_mib(self.state_bytes[dtype]) for dtype in ("fp32", "bf16"))
         lines = [
             f"{self.model}: {self.model_type}{parameters}",
-            f"{self.mixers} linear layers{softmax}, {dims}",
+            f"{plural(self.mixers, 'linear layer')}{softmax}, {dims}",
             f"recurrent state per sequence: {fp32} in fp32, {bf16} in bf16",
         ]
         if self.kv_bytes is None:

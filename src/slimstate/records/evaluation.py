@@ -165,7 +165,8 @@ class EvaluationRecord(Record, Result, Origin):
 
 
 UNCUT = "uncut"  # the method of rows that keep all channels and store the state in another dtype
-UNINFORMED = ("random", "random-rotation")  # controls, which use no score
+UNINFORMED = ("random", "random-rotation")  # methods that use no score
+CONTROLS = (*UNINFORMED, "pca-adversarial", "pca-released-adversarial")
 
 
 class SweepSettings(Value):
@@ -226,6 +227,10 @@ class Row(ModelScores):
     @property
     def key(self) -> tuple[str, str, str, str]:
         return self.method, self.score, self.dims, self.state_dtype
+
+    @property
+    def is_control(self) -> bool:
+        return self.method in CONTROLS
 
     @property
     def dims(self) -> str:

@@ -68,8 +68,12 @@ def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
         yield record.budget.why
     if record.speed:
         yield record.speed.advice
-    rules = rules_of(record.model_type, record.serving.engine)
-    yield f"serving, as of {record.serving.date}:" if rules else "serving: no engine was examined"
+    engine = record.serving.engine
+    if not (rules := rules_of(record.model_type, engine)):
+        verdict = "no engine was" if engine is None else f"{engine} was not"
+        yield f"serving: {verdict} examined with {record.model_type}"
+        return
+    yield f"serving, as of {record.serving.date}:"
     for rule in rules:
         yield f"  {rule.describe(condition=True)}"
     if record.serving.advice is not None:
