@@ -361,6 +361,7 @@ DAMAGE = {
         "layer 1, head 1: .*NaN",
     ),
     f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
+    f"{LAYERS}.0.mlp.gate_proj.weight": (lambda x: x.clone().fill_(3e38), "gate_proj.weight holds .* above 1e"),
     f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), "q_proj.weight has 47 rows where the config needs 48"),
     f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
 }
@@ -373,6 +374,13 @@ def test_damaged_weights_are_named_and_nothing_is_written(tensor, copied, tmp_pa
     with pytest.raises(ModelError, match=message):
         cut(copied, tmp_path / "cut")
     assert names(tmp_path) == ["model"]
+
+
+def test_layers_that_the_config_does_not_count_are_refused(copied, tmp_path):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(ModelError, match=r"has a tensor model\.layers\.1\..*, which its config has no place for"):
+        cut(copied, tmp_path / "cut")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -59,6 +59,7 @@ def spoiled(value: float, at: tuple[int, ...] = (1, 2, 3)) -> torch.Tensor:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"key_gram": spoiled(torch.nan)}, "key_gram of layer 1 has NaN"),
     "infinity": ({"query_gram": spoiled(torch.inf)}, "query_gram of layer 1 has NaN"),
+    "huge": ({"key_gram": torch.eye(6).double().expand(2, 6, 6) * 1e308}, "or larger ones than 1e"),
     "zero": ({"key_gram": torch.zeros(2, 6, 6, dtype=torch.float64)}, "is zero, but is a sum over 64 tokens"),
     "random": ({"key_gram": torch.randn(2, 6, 6, dtype=torch.float64)}, "not symmetric"),
     "negative": ({"key_gram": spoiled(-1.0, (0, 1, 1))}, "not symmetric with a non-negative diagonal"),

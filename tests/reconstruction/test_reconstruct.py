@@ -252,7 +252,7 @@ UNKNOWN = "does not load 1 of its tensors, such as model.layers.1.attn.spare"
     ("which", "name", "value", "message", "trained"),
     [
         ("model", MLP, float("nan"), "layer 1 of .*model gives NaN or infinite numbers", [0]),
-        ("model", SPARE, 0.0, UNKNOWN, []),
+        ("model", SPARE, 0.0, f"has a tensor {SPARE}, which its config has no place for", []),
         ("cut", MIXER, float("nan"), "layer 1 of the cut model gives NaN or infinite numbers", [0]),
         ("cut", SPARE, 0.0, UNKNOWN, []),
     ],

@@ -35,6 +35,7 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
+MAX_WEIGHT = 1e18  # whose square fits into single precision
 # of floats of 8 bits: which bits to compare, and the least of them that is NaN or infinite
 NOT_FINITE = {"F8_E4M3": (0x7F, 0x7F), "F8_E5M2": (0x7F, 0x7C), "F8_E8M0": (0xFF, 0xFF)}
 
@@ -308,12 +309,13 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _check_finite(data: Tensor, dtype: str, name: str) -> None:
-    """Refuse a tensor, or the raw bytes of one, with NaN or infinite values."""
+    """Refuse a tensor, or the raw bytes of one, with NaN, infinite or absurdly large values."""
     if dtype in FLOATS:
         values = data.view(DTYPES[dtype])
-        finite = not values.numel() or all(map(math.isfinite, values.aminmax()))  # a NaN is both extremes
+        lowest, highest = values.aminmax() if values.numel() else (0, 0)  # a NaN is both
+        finite = math.isfinite(lowest) and highest < MAX_WEIGHT  # masks may be as low as can be
     else:
         mask, least = NOT_FINITE.get(dtype, (0, 1))
         finite = not mask or not data.numel() or int((data.view(torch.uint8) & mask).max()) < least
     if not finite:
-        raise ModelError(f"{quoted(name)} holds NaN or infinite weights")
+        raise ModelError(f"{quoted(name)} holds NaN or infinite weights, or some above {MAX_WEIGHT:g}")

@@ -38,6 +38,7 @@ KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
 ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precise, also on a GPU
 MAX_TOKENS = 2**53
+MAX_SUM = 1e100  # far more than squares of single precision over so many tokens
 
 
 class Evidence(Value):
@@ -189,8 +190,8 @@ def find_problem(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | 
     if not fits or tensor.dtype != dtype:
         expected = [size or "…" for size in shape]
         return f"is {list(tensor.shape)} of {tensor.dtype}, but must be {expected} of {dtype}"
-    if not bool(tensor.isfinite().all()):
-        return "has NaN or infinite numbers"
+    if not bool((tensor.abs() < MAX_SUM).all()):  # nor NaN
+        return f"has NaN or infinite numbers, or larger ones than {MAX_SUM:g}"
     if not bool(tensor.any()):
         return f"is zero, but is a sum over {tokens:,} tokens"
     if name.endswith("_square") and bool((tensor < 0).any()):

@@ -42,11 +42,11 @@ def tied_weights(model: Any) -> frozenset[str]:
     return frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
 
 
-Difference = tuple[str, list[int] | None, list[int]]
+Difference = tuple[str, list[int] | None, list[int] | None]
 
 
 def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> list[Difference]:
-    """Return the tensors that the stock class would not load: name, shape or None, expected shape.
+    """Return the tensors that the stock class would not load: name, shape or None, expected shape or None.
 
     Nothing is allocated. Transformers loads tensors on the meta device, and so renames and joins them as usual.
     """
@@ -56,11 +56,9 @@ def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]
     model = stock_model(config)
     tied = tied_weights(model)
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    return [
-        (name, shapes.get(name), shape)
-        for name, shape in expected.items()
-        if shapes.get(name) != shape and not (name in tied and name not in shapes)
-    ]
+    names = (name for name in (*expected, *shapes) if name in shapes or name not in tied)
+    pairs = {name: (shapes.get(name), expected.get(name)) for name in names}
+    return [(name, shape, other) for name, (shape, other) in pairs.items() if shape != other]
 
 
 def _loading_differences(

@@ -37,7 +37,7 @@ from slimstate.records.provenance import config_file
 from slimstate.records.serving import LayerSpeed
 from slimstate.records.training import ReconstructionRecord
 from slimstate.system import distributed
-from slimstate.system.errors import ModelError
+from slimstate.system.errors import ModelError, quoted
 from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
 
@@ -55,6 +55,8 @@ def check_stock_shapes(
         for name, shape, expected in _differences(checkpoint, checkpoint.config, shapes):
             if shape is None:
                 raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config needs")
+            if expected is None:
+                raise ModelError(f"{checkpoint.folder} has a tensor {quoted(name)}, which its config has no place for")
             raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
         cut = outline(mixers, key_dim, value_dim)
         after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
