@@ -219,7 +219,7 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
         reason = f"{cut}{stored}: {saved}, the smallest state within {max_loss:g} nats of the uncut model"
     else:
         none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
-        smallest = f"the smallest loss is {cut}{stored}: {saved}"
+        smallest = f"the smallest loss{'' if row is least else ', within its error,'} is {cut}{stored}: {saved}"
         reason = f"{none} stays within {max_loss:g} nats of the uncut model; {smallest}"
     return Recommendation(
         row=record.rows.index(row), within=bool(within), max_loss=max_loss, reason=reason, command=command(row)
