@@ -12,6 +12,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from slimstate.checkpoints.formats import Module, Quantisation, QuantisedWeight, quantisation_of
@@ -253,10 +254,14 @@ class Checkpoint(Value):
                         os.posix_fadvise(opened.fileno(), info.start, info.size, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
-        """Return the rows of a projection by channel, [H, D, input size]."""
+        """Return the rows of a projection by channel, [H, D, input size], dequantised if their scales are of blocks."""
+        values = self.read(mixer.name_of(slot))
         if (quantised := self.quantised.get(mixer.name_of(slot))) is not None:
-            raise ModelError(f"{quoted(quantised.name)} is quantised ({quantised.storage}): its values cannot be read")
-        weight = mixer.by_channel(slot, self.read(mixer.name_of(slot)))
+            if quantised.block_scale is None:
+                problem = f"is quantised ({quantised.storage}): its values cannot be read"
+                raise ModelError(f"{quoted(quantised.name)} {problem}")
+            values = quantised.dequantised(values, self.read(quantised.block_scale), torch.arange(len(values)))
+        weight = mixer.by_channel(slot, values)
         finite = weight.isfinite().flatten(1).all(1)
         if not bool(finite.all()):
             head = int((~finite).nonzero()[0])

@@ -88,7 +88,7 @@ class SelectionJob(Value):
 
     def _rows_reader(self) -> Callable[[Mixer, Slot], Tensor]:
         """Return what reads weights by channel: from the files, or from the stock class, which dequantises them."""
-        if "weight" not in self.needs or not self.checkpoint.quantised:
+        if "weight" not in self.needs or len(self.checkpoint.dequantised) == len(self.checkpoint.quantised):
             return self.checkpoint.read_rows
         with self.reporter.waiting("loading the model for its weights"):
             model = load_with(self.run, self.checkpoint.folder).model

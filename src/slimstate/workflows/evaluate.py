@@ -40,12 +40,11 @@ def evaluate(
         A record: `perplexity` (per token), `word_perplexity`, `bits_per_byte`, `lm_eval`, `compared`, ...
 
     Examples:
-        >>> record = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
-        >>> record.perplexity, record.baseline.perplexity
+        >>> slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model").perplexity
     """
     started, config = time.perf_counter(), EvalConfig.merge(config, options)
     measures = replace(config.measures, tasks=(*config.measures.tasks, *["recall"] * config.recall))
-    if config.associative and text is None:
+    if text is None and config.associative:
         raise PlanError("`associative` places its pairs in a text: give `text`")
     if text is None and not measures.tasks:
         raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
@@ -71,20 +70,15 @@ def evaluate(
             text=reading, windows=windows, wikitext=wikitext, associative=config.associative, options=measures,
             seed=config.seed, run=config.run, reporter=inputs.reporter,
         )  # fmt: skip
-        results = [
-            measurement.measure(checkpoint, name, rounding)
-            for (name, checkpoint), rounding in zip(checkpoints.items(), roundings, strict=False)
-        ]
+        pairs = zip(checkpoints.items(), roundings, strict=False)
+        results = [measurement.measure(checkpoint, name, rounding) for (name, checkpoint), rounding in pairs]
     values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
     record = EvaluationRecord(
-        **vars(results[0]),
-        baseline=results[1] if len(results) > 1 else None,
-        compared=compare(*results) if len(results) > 1 else (),
-        seed=config.seed,
-        versions=versions(),
+        **vars(results[0]), baseline=results[1] if len(results) > 1 else None,
+        compared=compare(*results) if len(results) > 1 else (), seed=config.seed, versions=versions(),
         config=run_config("eval", {"model": models[0], "text": source, "out": out}, values),
         seconds=time.perf_counter() - started,
-    )
+    )  # fmt: skip
     if out is not None:
         record.write(Path(out))
     return replace(record, out=None if out is None else str(out))
