@@ -164,7 +164,8 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     else:
         key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
         training = ReconstructOptions(steps=options.steps, **windows) if what == "reconstruct" else None
-        prune(model, folder / what, key_dim=key_dim, data=str(text), **windows, reconstruct=training,
+        calibration = windows if training is None else {}
+        prune(model, folder / what, key_dim=key_dim, data=str(text), **calibration, reconstruct=training,
               device=device.type, progress=watch)  # fmt: skip
     return {
         "seconds": time.perf_counter() - start, "processor_seconds": _processor_seconds() - processor,
