@@ -35,10 +35,10 @@ KEY_DIM = 8
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """To leave norms alone, and to cut values as well, is the same for every option and place of a language model."""
+    """To leave norms alone, and to cut values as well, is the same for every option of a family."""
     if name in tiny.VALUES_ONLY:
         return ("values",)
-    return ("cut", "rescaled", "both") if name in tiny.DISTINCT else ("cut",)
+    return ("cut", "rescaled", "both") if name in tiny.EVERY_PLAIN else ("cut",)
 
 
 def half_the_values(folder: Path) -> int | None:
@@ -190,10 +190,7 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in tiny.EVERY_PLAIN if name in WITH_KEYS])
 def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_path, monkeypatch):
-    """All from one calibration. The cuts have the same config, and differ only in the tensors that a cut changes.
-
-    Of families with the language model of another one, which has them all, those that need most and least are cut.
-    """
+    """All from one calibration. The cuts have the same config, and differ only in the tensors that a cut changes."""
     checkpoint, runtime, ids = Checkpoint.open(folders[name]), load(folders[name], device="cpu"), tiny.token_ids(1, 80)
     (text := tmp_path / "text.txt").write_text(tiny.text(1_000))
     calibration = Calibration(data=str(text), samples=2, length=80, evidence=tmp_path / "evidence.safetensors")
@@ -203,7 +200,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_
     places = [(mixer, slot) for mixer in checkpoint.mixers for slot in mixer.axis.slots]
     slots, first = {mixer.name_of(slot): mixer.running_name_of(slot) for mixer, slot in places}, None
     changed = outline(checkpoint.mixers, KEY_DIM)
-    for method in channel_methods() if name in tiny.DISTINCT else ("l1", "drrqr-weighted"):
+    for method in channel_methods():
         folder = tmp_path / method
         slimstate.prune(folders[name], folder, method=method, key_dim=KEY_DIM, evidence=calibration.evidence)
         plan, after = Plan.read(folder / PLAN), Checkpoint.open(folder)
