@@ -170,16 +170,16 @@ def _times() -> list[dict[str, Any]]:
 
 
 PLACES = pairs(dict.fromkeys(MODELS, KEY_DIMS))
-COMPARED = {
-    "model": "{model}", "key x value dim": "{dims}", "word perplexity": "{word:.1f}",
-    "word perplexity, reconstructed": "{after_word:.1f}", "nats over uncut": "{nats:.3f}",
-    "nats, reconstructed": "{after_nats:.3f}", "recall, %": "{recall:.1f}",
-    "recall, reconstructed": "{after_recall:.1f}",
+PLACE = {"model": "{model}", "key x value dim": "{dims}"}
+MEASURES = {
+    "word perplexity": "{word:.1f}", "word perplexity, reconstructed": "{after_word:.1f}",
+    "nats over uncut": "{nats:.3f}", "nats, reconstructed": "{after_nats:.3f}",
+    "recall, %": "{recall:.1f}", "recall, reconstructed": "{after_recall:.1f}",
 }  # fmt: skip
 TABLES = {
-    "reconstruction": table(COMPARED, (compared(title, *dims) for title in KEYS for dims in KEYS[title])),
+    "reconstruction": table({**PLACE, **MEASURES}, (compared(title, *dims) for title in KEYS for dims in KEYS[title])),
     "dims": table(
-        {"model": "{model}", "key x value dim": "{dims}", "state": "{state}", **dict(list(COMPARED.items())[2:])},
+        {**PLACE, "state": "{state}", **MEASURES},
         (compared(title, *dims) for title in BOTH for dims in BOTH[title]),
     ),
     "reconstruction-distilled": grid(

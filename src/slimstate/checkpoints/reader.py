@@ -254,18 +254,20 @@ class Checkpoint(Value):
                         os.posix_fadvise(opened.fileno(), info.start, info.size, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
-        """Return the rows of a projection by channel, [H, D, input size], dequantised if their scales are of blocks."""
-        values = self.read(mixer.name_of(slot))
-        if (quantised := self.quantised.get(mixer.name_of(slot))) is not None:
-            if quantised.block_scale is None:
-                problem = f"is quantised ({quantised.storage}): its values cannot be read"
-                raise ModelError(f"{quoted(quantised.name)} {problem}")
-            values = quantised.dequantised(values, self.read(quantised.block_scale), torch.arange(len(values)))
+        """Return the rows of a projection by channel, [H, D, input size]; dequantise those with scales of blocks."""
+        name = mixer.name_of(slot)
+        if (quantised := self.quantised.get(name)) is None:
+            values = self.read(name)
+        elif quantised.block_scale is None:
+            raise ModelError(f"{quoted(name)} is quantised ({quantised.storage}): its values cannot be read")
+        else:
+            scale = self.read(quantised.block_scale)
+            values = quantised.dequantised(self.read(name), scale, torch.arange(quantised.shape[0]))
         weight = mixer.by_channel(slot, values)
         finite = weight.isfinite().flatten(1).all(1)
         if not bool(finite.all()):
             head = int((~finite).nonzero()[0])
-            raise ModelError(f"layer {mixer.layer}, head {head}: {mixer.name_of(slot)} holds NaN or infinite weights")
+            raise ModelError(f"layer {mixer.layer}, head {head}: {name} holds NaN or infinite weights")
         return weight
 
 

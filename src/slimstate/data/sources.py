@@ -55,7 +55,7 @@ def sources(name: str | Texts, render: Render | None = None) -> Iterator[Source]
 
 
 def is_same_text(one: str | Texts, other: str | Texts) -> bool:
-    """Return whether two names are of the same file, folder or dataset, or two texts in memory the same object."""
+    """Return whether two sources are the same file, folder or dataset, or the same object in memory."""
     if isinstance(one, Texts) or isinstance(other, Texts):
         return isinstance(one, Texts) and isinstance(other, Texts) and one.items is other.items
     return os.path.realpath(expand_home(one)) == os.path.realpath(expand_home(other))

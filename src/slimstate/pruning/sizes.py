@@ -32,10 +32,8 @@ from slimstate.system.input_files import expand_home
 ALIGNMENT = 16
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
 KV_BYTES = 2  # of a number in bf16
-KEY_LOSS, VALUE_LOSS = (
-    0.04,
-    0.08,
-)  # nats per token of half the keys and of half the values, by docs/records/dims-30m.json
+# nats per token that removing half of the keys or of the values costs, from docs/records/dims-30m.json
+KEY_LOSS, VALUE_LOSS = 0.04, 0.08
 MAX_SHOWN = 8  # value dims in a line
 Dims = tuple[int, int | None]  # key dim, and value dim or None for all values
 

@@ -48,7 +48,7 @@ class EngineOptions(EngineChoice):
     converter: Path | None = None
     """For llama.cpp: its convert_hf_to_gguf.py, which converts the model to GGUF first."""
     gguf_type: Literal["q8_0", "q4_k_m"] | None = None
-    """For llama.cpp: quantise the GGUF to q8_0 or q4_k_m; default: weights of the data type."""
+    """For llama.cpp: quantise the GGUF to q8_0 or q4_k_m; default: do not quantise it."""
     engine_settings: str | None = None
     """JSON with settings of the engine itself, such as '{"gpu_memory_utilization": 0.5}' for vllm."""
 

@@ -26,6 +26,11 @@ def count_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def is_launched() -> bool:
+    """Return whether a launcher started this process, even if it is the only one."""
+    return "RANK" in os.environ
+
+
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 

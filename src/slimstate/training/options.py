@@ -3,7 +3,6 @@
 An interrupted training can be resumed with other `TrainerOptions`; all others must be the same.
 """
 
-import os
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -246,7 +245,7 @@ class TrainOptions(Options):
                 f"`batch_size` must be a multiple of {processes} processes x {parts} parts (`grad_accum`),"
                 f" got {self.batch_size}"
             )
-        if trainer.fsdp and not ("RANK" in os.environ and self.run.place.type == "cuda"):
+        if trainer.fsdp and not (distributed.is_launched() and self.run.place.type == "cuda"):
             raise PlanError("`fsdp` shards a model over GPUs: start one process for each with torchrun")
 
 

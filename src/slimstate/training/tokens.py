@@ -116,7 +116,7 @@ def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: R
             reporter.say(f"measuring on {count}, too few to compare models: hold out more (eval_tokens)")
         return tokens
     if is_same_text(text.eval_text, text.data):
-        reporter.say("the training text is measured on, too: models fit it better than other text")
+        reporter.say("the evaluation text is also the training text, which models fit better than other text")
     length = min(MAX_EVAL_LENGTH, options.length)
     windows = evaluation_windows(tokenizer, text.reading(text.eval_text), length, text.eval_tokens).tokens
     corpus = _corpus(options, tokenizer, folder, reporter)

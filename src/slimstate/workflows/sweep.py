@@ -164,7 +164,7 @@ def _measure(
     )
     windows = None if calibration.data is None else calibration_windows(calibration, tokenizer, first.axis.width)
     if windows is not None and is_same_text(config.text, calibration.data):
-        reporter.say("the calibration text is measured on, too: cuts fit it better than other text")
+        reporter.say("the evaluation text is also the calibration text, which cuts fit better than other text")
     settings = _settings(config, tokenizer, text_windows, windows)
     with reporter.waiting("reading the weights for their fingerprint"):
         settings = replace(settings, fingerprint=checkpoint.fingerprint)

@@ -56,7 +56,7 @@ class Mlx:
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python; `model` is a GGUF file, which is quantised first where a type is named.
+    """llama.cpp through llama-cpp-python; `model` is a GGUF file, quantised first if the request names a type.
 
     In float32 the cache is in float32, too.
     """
