@@ -1,7 +1,5 @@
 """Time the choice of channels: calibration for each method against a plain forward pass, and the selection itself."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A step moves at least the weights once and every state twice. With the copy band
 same run, this gives a time that no implementation can beat: the roofline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Draw one figure for each kind of benchmark, in the style of the reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any

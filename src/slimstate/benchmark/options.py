@@ -1,7 +1,5 @@
 """Options of the benchmarks: what is timed, how often, and where."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from typing import Annotated, Literal

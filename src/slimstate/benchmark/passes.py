@@ -1,7 +1,5 @@
 """Time passes: of one linear-attention layer by itself, as the paper does, and of whole models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

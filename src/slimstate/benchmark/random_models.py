@@ -1,7 +1,5 @@
 """Build layers and models with random weights on the device, from a config at any key dim."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

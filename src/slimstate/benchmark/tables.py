@@ -1,7 +1,5 @@
 """Write benchmark records with a figure and tables: Markdown with every number, LaTeX in the paper's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Time a piece of work repeatedly: with CUDA events on a GPU, with the clock on a CPU."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ of which K (the key dim) are kept; its value axis has the channels of the values
 belong to which channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ FAMILIES = (...). It is registered here and covered by the contract tests withou
 theirs as entry points of the group `slimstate.families`.
 """
 
-from __future__ import annotations
-
 import sys
 
 from slimstate.core.stock_class import StockClass

@@ -1,7 +1,5 @@
 """Comba of flash-linear-attention: a gated delta rule that erases by a vector p, the key scaled by channel."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer

@@ -4,8 +4,6 @@ Some fields name code: an attention implementation such as `owner/kernel` is dow
 name files to read in place of those that were checked, or sizes that keep a library busy for hours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

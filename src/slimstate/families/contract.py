@@ -1,7 +1,5 @@
 """The interface of a family, and how a family corrects the query scale."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace

@@ -1,7 +1,5 @@
 """DeltaNet of flash-linear-attention. The config stores the key width as a ratio to the hidden size."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer

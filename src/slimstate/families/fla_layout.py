@@ -5,8 +5,6 @@ as a ratio to it (`expand_v`): two classes. A family is an instance of one of th
 config and the sizes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Their configs have `linear_key_head_dim` etc. at the top or, in a vision-languag
 heads of D channels, G value heads of V. A family adds a `Layout`: where the rows are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis

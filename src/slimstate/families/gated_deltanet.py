@@ -1,7 +1,5 @@
 """Gated DeltaNet of flash-linear-attention. The value width is stored as a ratio to the key width: both change."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer

@@ -1,7 +1,5 @@
 """Gated DeltaProduct of flash-linear-attention: n keys for every token, with rows by number, head, channel."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer

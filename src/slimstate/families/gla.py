@@ -5,8 +5,6 @@ heads that share a key head share its channels. RetNet rotates queries and keys 
 dim, so only its values can be cut.
 """
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries

@@ -1,7 +1,5 @@
 """Kimi Delta Attention of flash-linear-attention: Gated DeltaNet with a decay for every key channel and value head."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import ByHeadDim, Layer, per_group

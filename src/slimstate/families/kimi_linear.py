@@ -5,8 +5,6 @@ replaces by the best of their rank: a loss that a reconstruction can win back. G
 transformers has no class for its language model alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

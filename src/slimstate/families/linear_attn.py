@@ -1,7 +1,5 @@
 """Linear attention of flash-linear-attention: keys can be cut if its feature map is elementwise, values always."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries

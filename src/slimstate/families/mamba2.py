@@ -5,8 +5,6 @@ C GN | dt H] in the projection and [x HP | B GN | C GN] in the convolution. Noth
 state, and a zeroed channel adds exactly zero: a cut equals zeroing bit for bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis

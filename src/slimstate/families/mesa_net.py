@@ -4,8 +4,6 @@ Queries are solved for in the products of the keys, and scaled by nothing. Value
 their rows absorb what a norm over fewer of them changes.
 """
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Correction, Sizes
 from slimstate.families.fla_layout import FlaFamily, Layer

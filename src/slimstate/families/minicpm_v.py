@@ -1,7 +1,5 @@
 """MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR: vision-language models around a Qwen3.5, which has a model type of its own."""
 
-from __future__ import annotations
-
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid
 from slimstate.families.qwen3_5 import STOCK, side_by_side
 

@@ -3,8 +3,6 @@
 The epsilon of the norm after the state is in the code (1e-5), not in the config: the query scale cannot be corrected.
 """
 
-from __future__ import annotations
-
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Config, Correction, Sizes, filter_axis
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, layer_types

@@ -4,8 +4,6 @@ A vision-language checkpoint has the config of the language model under `text_co
 `model.language_model`; the language model alone has neither.
 """
 
-from __future__ import annotations
-
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Sizes, fused_filters
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, value_axis

@@ -1,7 +1,5 @@
 """Qwen3-Next: one projection with rows by key head, [q D][k D][v][z] each; one convolution over [q | k | v]."""
 
-from __future__ import annotations
-
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Sizes, fused_filters
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, value_axis

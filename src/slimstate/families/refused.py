@@ -1,7 +1,5 @@
 """Linear-attention models that cannot be cut, and why: mostly, their stock config has no field for the key width."""
 
-from __future__ import annotations
-
 from slimstate.families.contract import Config
 
 ONE_HEAD_DIM = "its config has one {field} for keys, values and {also}, so no stock config has a smaller key dim"

@@ -4,8 +4,6 @@ Queries are not scaled, and channels are not mixed before the state is read: a z
 projections are mixtures of a token and the one before it.
 """
 
-from __future__ import annotations
-
 from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Correction, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer

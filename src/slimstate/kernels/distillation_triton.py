@@ -4,8 +4,6 @@ A chunk of logits is read twice and written once; the same formula in PyTorch pa
 Importing this module imports triton.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -11,8 +11,6 @@ state after it [M, K, V]; b [M, C, 1], the binary logarithm of the decay from th
     o = scale (2^b q h + (q k' * 2^{b_t - b_s}) v),   h_1 = 2^{b_C} h + (2^{b_C - b} k)' v
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ is one module. A patch leaves CUDA tensors that fla's own kernels support to tho
 model classes stay those of the libraries.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

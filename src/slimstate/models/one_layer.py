@@ -4,8 +4,6 @@ The stock class itself runs, so that every layer gets the masks, rotary embeddin
 to it. The layers before the one of interest pass their input on, and the run ends after it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ All of it follows from the config and tensor headers of a model, or from its con
 counted, per sequence; the last inputs that convolutions store are about a fiftieth of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Two streams of hidden states pass through the layers, x of the uncut model and x
 model in memory. The uncut stream goes first: its states after a layer are the target of the cut layer.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -1,7 +1,5 @@
 """Options about serving engines."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

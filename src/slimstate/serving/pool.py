@@ -5,8 +5,6 @@ with its convolution, and softmax attention gets as many tokens per page as fill
 beforehand into slots for states and tokens for softmax attention. docs/serving/pool.md derives both, with sources.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

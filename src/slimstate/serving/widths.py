@@ -6,8 +6,6 @@ between two measured ones is assumed to run at the speed of the wider one. There
 measured range, for pairs and layers that were not timed, or for layers whose sizes are far from those that were.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace

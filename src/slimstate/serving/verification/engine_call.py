@@ -3,8 +3,6 @@
 llama.cpp reads GGUF, so the model is converted first, by a converter that the user names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

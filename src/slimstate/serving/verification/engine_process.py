@@ -11,8 +11,6 @@ A request with a `converter` (`convert_hf_to_gguf.py` of llama.cpp) has a model 
 precision instead. The answer is empty, or has the `error`.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import json

@@ -5,8 +5,6 @@ Transformers then reads the same tokens, and the log-probabilities are compared.
 have chosen is counted; where the log-probabilities agree, it was as likely.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
