@@ -1,17 +1,19 @@
-"""SUPPORT.md: every family with its measured exactness, and what engines do with it."""
+"""SUPPORT.md: what engines do with every family, and how exact its cuts are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slimstate.checkpoints.formats import FORMATS
 from slimstate.families import FAMILIES, Family
 from slimstate.families.refused import REFUSED
-from slimstate.serving.engines import rule_book, rules_of
-from tables.layout import power, record, table
+from slimstate.serving.engines import Rule, rule_book
+from tables.layout import markdown, power, record, table
 
-ENGINES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}
+ENGINES = ("mlx", "llama.cpp", "vllm", "sglang")
+MEASURED = {name: family for name, family in FAMILIES.items() if name in record("exactness")}
 CUTS = ("half", "third", "rescaled", "values", "both")
 QUANTIZED = {
     "type": "linear attention quantised in other formats (bitsandbytes, HQQ, GGUF, ...)",
@@ -21,16 +23,30 @@ QUANTIZED = {
 
 def _support(family: Family) -> dict[str, Any]:
     """Return the row of a family."""
-    mixer, cuts_keys = family.mixers(family.stock_config)[0], "half" in record("exactness")[family.model_type]
-    slots = mixer.axis.slots if cuts_keys or mixer.value_axis is None else mixer.value_axis.slots
     return {
         "type": family.model_type,
         "library": family.library,
-        "parameters": ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots)),
-        "scale": _query_scale(family) if cuts_keys else "keys are not cut",
+        "scale": _query_scale(family) if _cuts_keys(family) else "keys are not cut",
         **{cut: _exactness(family.model_type, cut) for cut in CUTS},
-        "engines": [_verdicts(family.model_type, engine) for engine in ENGINES],
     }
+
+
+def _cuts_keys(family: Family) -> bool:
+    return "half" in record("exactness")[family.model_type]
+
+
+def _parameters() -> Iterator[dict[str, str]]:
+    """Yield the parameters that a cut makes smaller, with the model types that have them."""
+    types: dict[str, list[str]] = {}
+    for name, family in MEASURED.items():
+        mixer = family.mixers(family.stock_config)[0]
+        slots = mixer.axis.slots if _cuts_keys(family) or mixer.value_axis is None else mixer.value_axis.slots
+        types.setdefault(_codes(dict.fromkeys(slot.parameter for slot in slots)), []).append(name)
+    yield from ({"parameters": parameters, "types": _codes(names)} for parameters, names in types.items())
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _exactness(model_type: str, cut: str) -> str:
@@ -42,15 +58,23 @@ def _query_scale(family: Family) -> str:
     correction = family.correction(family.stock_config)
     if correction.epsilon is not None:
         return f"`{correction.epsilon}` compensates"
-    return "folded into the query weights" if correction.folded else correction.why.partition(":")[0]
+    return "folded into the query weights" if correction.folded else correction.why.partition(":")[0].partition(",")[0]
 
 
-def _verdicts(model_type: str, engine: str) -> str:
-    parts = []
-    for rule in rules_of(model_type, engine):
-        condition = ", ".join(filter(None, (rule.where, rule.condition)))
-        parts.append(f"{condition}: {rule.verdict}" if condition else rule.verdict)
-    return "; ".join(parts) or "not examined"
+def _rules(engine: str) -> str:
+    """Return a table with a line for each rule of an engine; those of the same models follow each other."""
+    rules = sorted((rule for rule in rule_book().rules if rule.engine == engine), key=lambda rule: rule.model_types)
+    lines = []
+    for types, group in itertools.groupby(rules, key=lambda rule: _codes(rule.model_types)):
+        lines += [[types * (number == 0), *_cells(rule)] for number, rule in enumerate(group)]
+    others = ["all others", "", "**not examined**", ""]
+    return markdown(["model types", "where", "verdict", "what happens"], [*lines, others])
+
+
+def _cells(rule: Rule) -> list[str]:
+    advice = f": {rule.advice}" if rule.advice else ""
+    where = ", ".join(filter(None, (rule.where, rule.condition)))
+    return [where, f"**{rule.verdict}**", f"{rule.what}{advice} ({rule.checked})"]
 
 
 def _refusals() -> Iterator[dict[str, str]]:
@@ -70,13 +94,13 @@ TABLES = {
         {
             "model type": "`{type}`",
             "class of": "{library}",
-            "what is cut": "{parameters}",
             "query scale": "{scale}",
             **{cut: f"{{{cut}}}" for cut in CUTS},
-            **{title: f"{{engines[{number}]}}" for number, title in enumerate(ENGINES.values())},
         },
-        [_support(family) for name, family in FAMILIES.items() if name in record("exactness")],
+        map(_support, MEASURED.values()),
     ),
+    "support-parameters": table({"what is cut": "{parameters}", "of": "{types}"}, _parameters()),
+    **{f"support-{engine.replace('.', '-')}": _rules(engine) for engine in ENGINES},
     "refused": table({"model type": "{type}", "why": "{why}"}, _refusals()),
 }
 NUMBERS = {"rules-date": rule_book().date}
