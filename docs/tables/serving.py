@@ -96,7 +96,23 @@ def _state_dtypes() -> str:
     return grid(("method", "key dim"), cuts, ("float32", "bfloat16", "float8_e4m3"), cell)
 
 
+def _gains() -> str:
+    """Return what half of the key dim gains, by model: sequences that fit and decoding speed at two contexts."""
+
+    def cell(pair: list[float]) -> str:
+        return f"{pair[1] / pair[0]:.2f}x ({pair[0]:,.0f} to {pair[1]:,.0f})"
+
+    lines = []
+    for model, gains in record("gains")["gains"].items():
+        short, long = gains[0], gains[-1]  # the same row without KV caches
+        fields = [cell(row[name]) for name in ("sequences", "tokens_per_second") for row in (short, long)]
+        lines.append([model, short["card"], *fields])
+    titles = [f"{name}, {size}" for name in ("sequences that fit", "tokens/s of all") for size in ("4k", "32k")]
+    return markdown(["half of the key dim", "GPUs", *titles], lines)
+
+
 TABLES = {
+    "gains-by-model": _gains(),
     "verify-mlx": _verdicts("verify-mlx"),
     "verify-llama": _verdicts("verify-llama"),
     "verify-llama-values": _verdicts("verify-llama-values"),

@@ -10,8 +10,11 @@ import pytest
 
 import slimstate
 import tiny
+from places import ROOT
+from slimstate.models.shapes import read_shape
 from slimstate.records.benchmark import KernelRecord, KernelRow, MixerRecord, MixerRow
 from slimstate.serving import widths
+from slimstate.serving.gains import Load
 from slimstate.serving.widths import Curve, matching_curves, mixer_curve, speed_of_cut, speeds_below
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
@@ -245,3 +248,41 @@ def test_a_layer_of_a_far_size_gets_no_advice(value_heads, value_dim, curves):
     kernel_record().write(curves / "engine.json")
     mixer = SimpleNamespace(axis=MIXER.axis, value_heads=value_heads, value_dim=value_dim)
     assert speed_of_cut("qwen3_5", mixer, 64) is None
+
+
+RECORDS = ROOT / "docs" / "records"
+
+
+@pytest.mark.parametrize("name", ["bench-decode", "bench-decode-sizes", "bench-decode-gated"])
+def test_estimated_steps_are_within_the_stated_error_of_those_that_were_timed(name):
+    record = json.loads((RECORDS / f"{name}.json").read_text())
+    largest = {(row["model"], row["key_dim"]): row["batch"] for row in record["largest_batch"]}
+    times = {}
+    for row in (row for row in record["rows"] if row.get("seconds")):
+        batch, caches = row["batch"], row["state_bytes"] + row["convolution_bytes"]
+        weights = row["roofline_seconds"] * record["copy_bandwidth"] - 2 * batch * caches
+        layers = read_shape(row["model"])["num_hidden_layers"]
+        load = Load(parameters=round(weights / 2), layers=layers, state_bytes=row["state_bytes"])
+        assert load.sequences(0) == pytest.approx(largest[row["model"], row["key_dim"]], rel=0.11)
+        assert load.seconds(0, batch) == pytest.approx(row["seconds"], rel=0.17)
+        times[row["model"], row["key_dim"], batch] = row["seconds"], load.seconds(0, batch)
+    for (model, key_dim, batch), (measured, estimate) in times.items():
+        whole = times.get((model, 2 * key_dim, batch))
+        if whole is not None and batch >= 16:
+            assert whole[1] / estimate == pytest.approx(whole[0] / measured, rel=0.1)
+
+
+def test_experts_that_tokens_choose_are_read_once_and_long_contexts_gain_little(tmp_path, succeed):
+    """Of 10 in 512 experts, one token chooses 10 and very many tokens choose all."""
+    dense, routed = 10**9, 512 * 10**8
+    load = Load(parameters=dense + routed, routed=routed, share=10 / 512, layers=0, state_bytes=0)
+    assert load.seconds(0, 1) == pytest.approx(2 * (dense + 10 * 10**8) / 4.2e12)
+    chosen = (load.seconds(0, 64) * 2.1e12 - dense) / 10**8
+    assert chosen == pytest.approx(512 * (1 - (1 - 10 / 512) ** 64))
+    record = json.loads((RECORDS / "gains.json").read_text())
+    _, long = record["gains"]["Qwen3-Next-80B-A3B"]
+    assert long["card"] == "2 H200"  # 159 GB of weights
+    assert long["sequences"][1] / long["sequences"][0] == pytest.approx(840 / 804, rel=0.005)
+    (path := tmp_path / "config.json").write_text(json.dumps(record["configs"]["Nemotron-H-8B"]))
+    assert json.loads(succeed("inspect", path, "--json"))["gains"] == record["gains"]["Nemotron-H-8B"]
+    assert "little is gained at 32,768 tokens, where 84% of a sequence is KV cache" in succeed("inspect", path)

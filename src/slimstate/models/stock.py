@@ -16,6 +16,8 @@ from slimstate.models.prepare import prepare
 from slimstate.system.errors import ModelError, SlimstateError, reason_of
 from slimstate.system.json_files import JsonObject
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # their number, in the configs of transformers
+
 
 def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
     """Return the config class and the model class: of the language model, or with `whole` of everything in the files.
@@ -79,13 +81,25 @@ def _loading_differences(
     return missing + [(name, list(shape), list(other)) for name, shape, other in sorted(report["mismatched_keys"])]
 
 
-def _check_experts(text: Any) -> None:
-    """Refuse a router that chooses more experts than there are, which would fail only when it runs."""
-    active = getattr(text, "num_experts_per_tok", None)
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((number for name in names if (number := getattr(text, name, None))), None)
-    if isinstance(active, int) and isinstance(experts, int) and active > experts:
+def _check_experts(text: Any) -> tuple[int, int]:
+    """Return how many experts a layer has and a token uses; refuse more than there are, which would fail only later."""
+    experts = next((number for name in EXPERTS if (number := getattr(text, name, None))), 0)
+    active = getattr(text, "num_experts_per_tok", 0)
+    if not isinstance(active, int) or not isinstance(experts, int):
+        return 0, 0
+    if active > experts > 0:
         raise ModelError(f"config.json: num_experts_per_tok {active} must be at most the {experts} experts")
+    return experts, active
+
+
+def routed_experts(config: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the number of parameters in experts that tokens are routed to, and the share of them that a token uses."""
+    if not any(family_of(config).with_defaults(config).get(name) for name in EXPERTS):
+        return 0, 0.0
+    model = stock_model(config)
+    experts, active = _check_experts(model.config.get_text_config())
+    shapes = [parameter.shape for parameter in model.parameters() if parameter.ndim == 3]
+    return sum(shape.numel() for shape in shapes if shape[0] == experts and shape[1] > 1), active / max(1, experts)
 
 
 def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from slimstate.records.numbers import format_mib, plural
 from slimstate.records.parts import Cut
 from slimstate.records.plan import CutFacts, Plan
 from slimstate.records.schema import IN_MEMORY, Value
-from slimstate.records.serving import LayerSpeed
+from slimstate.records.serving import Gain, LayerSpeed
 from slimstate.records.training import ReconstructionRecord
 
 
@@ -155,6 +155,7 @@ class InspectionRecord(Record):
     options: tuple[KeyDimOption, ...]
     value_dims: tuple[int, ...] = ()
     sides: str = ""
+    gains: tuple[Gain, ...] = ()
 
     def headline(self) -> str:
         parameters = "" if self.parameters is None else f", {self.parameters:,} parameters"

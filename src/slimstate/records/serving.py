@@ -18,6 +18,22 @@ class LayerSpeed(Value):
     speedups: Mapping[int, float]
 
 
+class Gain(Value):
+    """What half of the key dim gains at a context, estimated: numbers of the uncut model and of the cut.
+
+    Tokens per second are with as many sequences as fit. `state_share` is the share of states in a sequence of the uncut
+    model. Without KV caches the context is 0: all are alike.
+    """
+
+    context: Count
+    card: str
+    key_dim: Whole
+    state_dtype: str
+    sequences: tuple[float, ...]
+    tokens_per_second: tuple[float, ...]
+    state_share: float
+
+
 class Pages(Value):
     """Bytes of a layer on one GPU: a state, its convolution, and a token of softmax attention.
 

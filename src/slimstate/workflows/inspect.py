@@ -1,5 +1,6 @@
 """`slimstate inspect`: what the recurrent state of a model costs, and what each key dim would save."""
 
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -9,6 +10,7 @@ from slimstate.pruning.sizes import describe_model, key_dims_worth_choosing, rea
 from slimstate.records.cut import InspectionRecord
 from slimstate.records.serving import PoolRecord
 from slimstate.serving.engines import describe_serving
+from slimstate.serving.gains import estimate_gains
 from slimstate.serving.pool import config_of, count_sequences
 from slimstate.serving.widths import speeds_below
 from slimstate.workflows.inputs import Inputs, Model, budget_dims
@@ -36,12 +38,13 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
             return _pool(source, config)
         headers = read_headers(source)
         first = headers.mixers[0]
-        return describe_model(
+        record = describe_model(
             headers, budget=config.budget, context=config.pool.context,
             candidates=budget_dims(headers.config, config.budget, config.engine),
             serving=describe_serving(headers.config, config.engine, key_dims_worth_choosing(first.axis.width)),
             speed=speeds_below(str(headers.config["model_type"]), first),
         )  # fmt: skip
+        return replace(record, gains=estimate_gains(headers.config, record, config.budget.dtype))
 
 
 def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
