@@ -363,7 +363,8 @@ def test_the_command_of_lm_eval_returns_the_same(folders, data, run, tmp_path):
         for metric, value in record.tasks[name].metrics.items():
             assert value == pytest.approx(results[name][f"{metric},none"], rel=1e-5), (name, metric)
         for metric, value in record.tasks[name].stderr.items():
-            assert value == pytest.approx(results[name][f"{metric}_stderr,none"]), (name, metric)
+            error = results[name][f"{metric}_stderr,none"]  # 0 where all documents are right, or none
+            assert value == pytest.approx(error) if error else value > 0, (name, metric)
     samples = [path.read_text().splitlines() for path in (tmp_path / "results").rglob("samples_recall_*.jsonl")]
     sent = [json.loads(line)["arguments"]["gen_args_0"]["arg_0"] for lines in samples for line in lines]
     assert sorted(sent) == sorted(seen)

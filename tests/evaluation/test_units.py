@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ import slimstate
 import tiny
 from places import ROOT
 from slimstate.core.file_names import PLAN
-from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of
+from slimstate.evaluation.measure import compare
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, share_error, standard_error
 from slimstate.models.load import load_tokenizer
-from slimstate.records.evaluation import SweepRecord
+from slimstate.records.evaluation import Result, SweepRecord
+from slimstate.records.numbers import signed
 from slimstate.records.schema import MAX_NUMBER
 
 NAME = tiny.PLAIN[0]
@@ -33,6 +36,37 @@ def test_bytes_are_those_of_utf_8_and_end_of_text_is_a_line_end(tmp_path):
     assert perplexity_of(1e9) < MAX_NUMBER
 
 
+def test_errors_are_those_of_repeated_draws_and_no_share_is_certain():
+    draws = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0)).tolist()
+    spread = statistics.stdev(map(statistics.fmean, draws))
+    assert statistics.fmean(map(standard_error, draws)) == pytest.approx(spread, rel=0.05)
+    assert standard_error([1.0, 2.0, 4.0], [0.0, 1.0, 3.0]) == 0  # the same windows of two models
+    assert standard_error([1.0]) is standard_error([1.0, 2.0], []) is None
+    assert share_error(4000, 10_000) == pytest.approx(math.sqrt(0.4 * 0.6 / 10_000), rel=1e-3)
+    assert 0.1 < share_error(6, 6) < 0.15
+
+
+@pytest.mark.parametrize(("shift", "kept"), [(0.02, "no difference"), (0.2, "%")])
+def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, kept):
+    noise = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)).double() / 10
+
+    def result(nats):
+        mean = math.fsum(nats) / len(nats)
+        scores = {"perplexity": math.exp(mean), "word_perplexity": math.exp(3 * mean), "bits_per_byte": mean / 2}
+        error = standard_error(nats)
+        return Result(name="a", model="a", nats_per_token=mean, nats_error=error, window_nats=tuple(nats), **scores)
+
+    model, baseline = result((3 + noise[0] + shift).tolist()), result((3 + noise[1]).tolist())
+    moved = result([nats + 1e-6 for nats in model.window_nats])
+    for here, there in zip(model.measures(), moved.measures(), strict=True):  # each error is that of the nats, scaled
+        assert here.error == pytest.approx((there.value - here.value) / 1e-6 * model.nats_error, rel=1e-4)
+    pairs = compare(model, baseline)
+    assert len(pairs) == 3
+    assert all(pair.kept.endswith((kept, f"{kept})")) for pair in pairs)
+    assert signed(0.02, 0.01).endswith("(no difference)")
+    assert signed(0.021, 0.01) == "+0.021 ± 0.01"
+
+
 @pytest.mark.slow
 def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_file, tmp_path, succeed, execute):
     words = ("eval", folders[NAME], "--text", text_file, "--length", 64, "--max-tokens", 512)
@@ -42,7 +76,8 @@ def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_fil
     assert record["bits_per_byte"] == pytest.approx(total / record["bytes"] / math.log(2), rel=1e-12)
     assert (record["tokens"], record["bytes"], record["word_perplexity"], record["words"]) == (512, 512, None, None)
     out = succeed(*words)
-    assert f"perplexity {record['perplexity']:.3f} per token" in out
+    assert f"perplexity {record['perplexity']:.3f} ± " in out
+    assert record["nats_error"] == pytest.approx(statistics.stdev(record["window_nats"]) / math.sqrt(8), rel=1e-12)
     assert "512 tokens, 512 bytes" in out
     assert "word" not in out
     code, out, err = execute(

@@ -6,7 +6,6 @@ language models can do this with names, which text repeats, and hardly with othe
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
+from slimstate.evaluation.perplexity import share_error
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import AssociativeRecall, RecallPoint
 from slimstate.system.errors import DataError
@@ -51,7 +51,7 @@ def associative_recall(
         chosen, likeliest = _answers(runtime, probe, values)
         correct, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
         share, questions = float(correct.mean()), correct.numel()
-        stderr = math.sqrt(share * (1 - share) / questions)
+        stderr = share_error(float(correct.sum()), questions)
         points.append(
             RecallPoint(pairs=count, accuracy=share, stderr=stderr, exact=float(exact.mean()), questions=questions)
         )

@@ -24,6 +24,7 @@ import numpy
 import torch
 
 from slimstate.evaluation.options import TaskOptions
+from slimstate.evaluation.perplexity import share_error
 from slimstate.evaluation.task_sources import RECALL, Source, find_sources, lm_eval_module, resolve_tasks, task_manager
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
@@ -66,21 +67,24 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
         add_bos = False if options.recall_prompts == "harness" else None
         scores |= _evaluate(runtime, recall, limit, seed, max(lengths, default=None), add_bos)  # truncates longer ones
     scores = {source.task: replace(scores[source.task], data=source.data) for source in sources}
+    means, errors = averages(scores)
     return LmEval(
-        tasks=scores, averages=averages(scores), seed=seed, limit=limit, max_length=max_length,
+        tasks=scores, averages=means, stderr=errors, seed=seed, limit=limit, max_length=max_length,
         lm_eval=version("lm_eval"),
     )  # fmt: skip
 
 
-def averages(tasks: Mapping[str, TaskScores]) -> dict[str, float]:
-    """Return the paper's two means, each only where all its tasks have a number."""
-    means: dict[str, float] = {}
+def averages(tasks: Mapping[str, TaskScores]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the paper's two means, each only where all its tasks have a number, and their standard errors."""
+    means, errors = dict[str, float](), dict[str, float]()
     for label, members in AVERAGES.items():
         values = [tasks[name].metrics[metric] for name, metric in members.items() if name in tasks]
         numbers = [value for value in values if value is not None]
         if len(numbers) == len(members):
             means[label] = sum(numbers) / len(numbers)
-    return means
+            parts = [tasks[name].stderr.get(metric) or 0.0 for name, metric in members.items()]
+            errors |= {label: math.hypot(*parts) / len(parts)} if all(parts) else {}
+    return means, errors
 
 
 def _load(manager: Any, source: Source, folder: Path, tokenizer: Any, prompts: str) -> Any:
@@ -185,7 +189,9 @@ def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
         better[label] = bool(task.higher_is_better().get(metric, True))
         values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
         if task.aggregation().get(metric) is mean and len(values) > 1:
-            errors[label] = plain(float(mean_stderr(values)))
+            is_extreme = {*values} in ({0}, {1})  # none or all are right, which lm-eval gives an error of 0
+            error = share_error(sum(values), len(values)) if is_extreme else mean_stderr(values)
+            errors[label] = plain(float(error))
     return TaskScores(
         metrics=metrics, stderr=errors, higher_is_better=better, version=result["versions"][name],
         samples=int(result["n-samples"][name]["effective"]),

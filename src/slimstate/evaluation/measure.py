@@ -1,5 +1,7 @@
 """Measure one model: perplexity of a text, tasks of lm-eval, associative recall; and compare two results."""
 
+import math
+import statistics
 from dataclasses import replace
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -9,7 +11,7 @@ from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
-from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
+from slimstate.evaluation.perplexity import TextSize, perplexity_of, standard_error, window_nats
 from slimstate.evaluation.wikitext import WikiText, add_words
 from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
@@ -59,22 +61,29 @@ class Measurement(Value):
 
     def _with_perplexity(self, result: Result, runtime: Runtime, windows: Windows) -> Result:
         tokens = windows.tokens
-        nats, size = mean_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
+        by_window, size = window_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
+        nats = statistics.fmean(by_window)
         scores = add_words(size.scores(nats), self.wikitext, runtime)
         return replace(
             result, text=windows.source, digest=windows.digest, documents=windows.documents, windows=len(tokens),
             length=tokens.shape[1], perplexity=perplexity_of(nats), nats_per_token=nats,
+            nats_error=standard_error(by_window), window_nats=tuple(by_window),
             nats_per_byte=size.nats_per_byte(nats), **vars(scores),
         )  # fmt: skip
 
 
 def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:
     """Return the numbers of both models side by side; a share of 1 is all of the baseline's score."""
-    references, rows = {measure.name: measure.value for measure in baseline.measures()}, []
-    for measure in result.measures():
-        value, reference = measure.value, references.get(measure.name)
+    references, rows = {measure.name: measure for measure in baseline.measures()}, []
+    paired = standard_error(result.window_nats, baseline.window_nats)
+    for measure in replace(result, nats_error=paired).measures():
+        if (other := references.get(measure.name)) is None:
+            continue
+        value, reference = measure.value, other.value
         if value is not None and reference is not None and measure.more_is_better is not None:
             above, below = (value, reference) if measure.more_is_better else (reference, value)
+            errors = [measure.error] if measure.group == "text" else [measure.error, other.error]  # text: paired
+            error = None if None in errors else math.hypot(*filter(None, errors))
             share = above / below if below else None
-            rows.append(MeasurePair(measure=measure.name, model=value, baseline=reference, share=share))
+            rows.append(MeasurePair(measure=measure.name, model=value, baseline=reference, share=share, error=error))
     return tuple(rows)

@@ -5,7 +5,9 @@ nats per token and from the numbers of tokens and bytes in the windows. Word per
 """
 
 import math
+import operator
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,13 +47,10 @@ def evaluation_windows(
     return Windows.of(reading, torch.stack(full))
 
 
-def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, label: str = "evaluating") -> float:
-    """Return the mean negative log likelihood of every token but the first of each window."""
-    return statistics.fmean(window_nats(runtime, tokens, reporter, label))
-
-
-def window_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter, label: str) -> list[float]:
-    """Return the mean of each window."""
+def window_nats(
+    runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, label: str = "evaluating"
+) -> list[float]:
+    """Return the mean negative log likelihood of every token but the first, of each window."""
     batches, sums = tokens.split(BATCH[runtime.device.type]), []
     for batch in reporter.track(batches, label, len(batches)):
         ids = batch.to(runtime.device, torch.long)
@@ -62,6 +61,20 @@ def window_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter, label: str
     if not all(map(math.isfinite, sums)):
         raise ModelError("the model's predictions are NaN or infinite")
     return [total / (tokens.shape[1] - 1) for total in sums]
+
+
+def standard_error(values: Sequence[float], others: Sequence[float] | None = None) -> float | None:
+    """Return the standard error of the mean, or of the mean difference from others; None where it is not known."""
+    others = [0.0] * len(values) if others is None else others
+    if len(values) < 2 or len(values) != len(others):
+        return None
+    return statistics.stdev(map(operator.sub, values, others)) / math.sqrt(len(values))
+
+
+def share_error(successes: float, count: int) -> float:
+    """Return the standard error of a share after Agresti and Coull, which is above zero also for none and for all."""
+    share = (successes + 2) / (count + 4)
+    return math.sqrt(share * (1 - share) / (count + 4))
 
 
 def perplexity_of(nats: float) -> float:

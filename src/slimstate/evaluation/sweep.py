@@ -5,7 +5,6 @@ The record is written after every row, so that an interrupted sweep continues wh
 
 import itertools
 import math
-import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from slimstate.core.state_dtype import SERVED, StateRounding
 from slimstate.data.text import Windows
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
-from slimstate.evaluation.perplexity import TextSize, perplexity_of, window_nats
+from slimstate.evaluation.perplexity import TextSize, perplexity_of, standard_error, window_nats
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_grid import Candidate, order_rows
 from slimstate.evaluation.wikitext import WikiText, add_words
@@ -29,6 +28,7 @@ from slimstate.models.load import Runtime
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.base import versions
 from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData, Uncut
+from slimstate.records.numbers import signed
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
 from slimstate.system.errors import DataError
@@ -128,7 +128,7 @@ class SweepStudy(Value):
             value_dim=candidate.value_dim,
             **measures,
             nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
-            nats_error=_standard_error(nats, uncut.window_nats),
+            nats_error=standard_error(nats, uncut.window_nats),
             kappa=plain(statistics.median_high(kappas)) if kappas else None,
             kappa_worst=plain(max(kappas)) if kappas else None,
         )
@@ -156,13 +156,6 @@ class SweepStudy(Value):
             **vars(scores),
         }
         return measures, by_window
-
-
-def _standard_error(nats: Sequence[float], uncut: Sequence[float]) -> float | None:
-    """Return the standard error of the mean difference over windows; None for one window, or without those of uncut."""
-    if len(nats) < 2 or len(nats) != len(uncut):
-        return None
-    return statistics.stdev(map(operator.sub, nats, uncut)) / math.sqrt(len(nats))
 
 
 def read_earlier(path: Path, settings: SweepSettings) -> SweepRecord | None:
@@ -210,9 +203,8 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
     within, least = [row for row in rows if _loss(row) <= max_loss], min(rows, key=_loss)
     near = [row for row in rows if row is least or _loss(row) - _loss(least) <= 2 * _error(row, least)]
     row = min(within or near, key=lambda row: (row.state_bytes, _loss(row)))
-    error = "" if row.nats_error is None else f" ± {row.nats_error:.3f}"
     share = f"{1 - row.state_bytes / record.uncut.state_bytes:.0%} less state"
-    saved = f"{share} for {_loss(row):+.3f}{error} nats per token"
+    saved = f"{share} for {signed(_loss(row), row.nats_error, ' nats per token')}"
     stored = "" if row.state_dtype == "float32" else f", states stored in {row.state_dtype}"
     cut = "no cut" if row.method == UNCUT else f"{row.method} at key dim {row.dims}"
     if within:

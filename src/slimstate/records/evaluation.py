@@ -1,12 +1,13 @@
 """Evaluations: perplexity, tasks and recall of a model, alone, beside a baseline, or at every cut of a sweep."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
-from slimstate.records.numbers import dims_text
+from slimstate.records.numbers import dims_text, is_none, percent
 from slimstate.records.parts import Model, Origin, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 from slimstate.records.training import ReconstructionSettings
@@ -66,6 +67,7 @@ MAIN_METRICS = ("word_perplexity", "acc_norm", "acc", "contains")  # by preferen
 
 class LmEval(Value):
     averages: Mapping[str, float] = field(default_factory=dict)
+    stderr: Mapping[str, float] = field(default_factory=dict)  # of the averages
     tasks: Annotated[Mapping[str, TaskScores], NON_EMPTY]
     seed: int | None = None
     limit: Count | None = None
@@ -79,7 +81,8 @@ class LmEval(Value):
                 yield self._measure(task, metric)
         for average, value in self.averages.items():
             name = f"{average.replace('_', '-')} average"
-            yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
+            error = self.stderr.get(average)
+            yield Measure(group="average", name=name, label=name, value=value, more_is_better=True, error=error)
 
     def main_measures(self) -> Iterator[Measure]:
         """Yield one metric of each task."""
@@ -106,6 +109,8 @@ class Result(Model, TextScores):
     perplexity: Positive | None = None  # per token
     nats_per_token: float | None = None
     nats_per_byte: float | None = None
+    nats_error: float | None = None  # standard error of `nats_per_token` over windows
+    window_nats: tuple[float, ...] = ()  # per token, in each window of the text
     state_dtype: str | None = None  # of states between steps
     state_every: Count | None = None  # tokens between two roundings of the state
     state_bytes: Count | None = None  # per sequence
@@ -122,9 +127,14 @@ class Result(Model, TextScores):
 
     def measures(self) -> Iterator[Measure]:
         """Yield every number that can be compared with that of another model."""
+        nats, relative = self.nats_per_token, None
+        if nats is not None and self.nats_error is not None:  # the relative error of nats is the same in any unit
+            relative = self.nats_error / max(nats, 1e-9)
         for name in ("perplexity", "word perplexity", "bits per byte"):
             if (value := getattr(self, name.replace(" ", "_"))) is not None:
-                yield Measure(group="text", name=name, label=name, value=value, more_is_better=False)
+                slope = value * math.log(value) if name.endswith("perplexity") else value
+                error = None if relative is None else abs(slope) * relative
+                yield Measure(group="text", name=name, label=name, value=value, more_is_better=False, error=error)
         for point in self.recall_points:
             label = f"{point.pairs} pairs"
             yield Measure(
@@ -135,12 +145,19 @@ class Result(Model, TextScores):
 
 
 class MeasurePair(Value):
-    """A number of both models, and the share of the baseline's score that the model reaches."""
+    """A number of both models, the share of the baseline's score that the model reaches, and whether they differ."""
 
     measure: str
     model: float | None = None
     baseline: float | None = None
     share: float | None = None
+    error: float | None = None  # standard error of the difference
+
+    @property
+    def kept(self) -> str:
+        """The share, or that there is no difference within two standard errors."""
+        same = is_none((self.model or 0.0) - (self.baseline or 0.0), self.error)
+        return f"{percent(self.share, 1)}{' (no difference)' if same else ''}"
 
 
 class EvaluationRecord(Record, Result, Origin):
@@ -156,8 +173,14 @@ class EvaluationRecord(Record, Result, Origin):
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for every number, with that of the baseline if there is one."""
-        pairs = {row.measure: {"baseline": row.baseline, "share": row.share} for row in self.compared}
-        return [{"measure": item.name, "value": item.value, **pairs.get(item.name, {})} for item in self.measures()]
+        pairs = {
+            row.measure: {"baseline": row.baseline, "share": row.share, "difference_error": row.error}
+            for row in self.compared
+        }
+        return [
+            {"measure": item.name, "value": item.value, "error": item.error, **pairs.get(item.name, {})}
+            for item in self.measures()
+        ]
 
     def contradiction(self) -> str | None:
         scores = self.perplexity, self.lm_eval, self.associative_recall
@@ -274,7 +297,7 @@ class SweepRecord(Record, Origin):
         """Return a row for the uncut model and for every cut."""
         columns = ("key_dim", "value_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
         uncut = {"method": UNCUT, "score": None, **{name: getattr(self.uncut, name, None) for name in columns}}
-        names = ("method", "score", *columns, "nats_over_uncut")
+        names = ("method", "score", *columns, "nats_over_uncut", "nats_error")
         return [uncut, *({name: getattr(row, name) for name in names} for row in self.rows)]
 
     @property

@@ -15,9 +15,22 @@ def perplexity(value: float | None, digits: int = 2) -> str:
     return fixed(value, digits) if value is None or value < HUGE else f"{value:.3g}"
 
 
-def signed(value: float | None) -> str:
-    """Return a difference with its sign and three decimals."""
-    return UNKNOWN if value is None else f"{value:+.3f}".replace("-", "−")
+def is_none(difference: float, error: float | None) -> bool:
+    """Return whether a difference is within two of its standard errors, and so none that a measurement shows."""
+    return error is not None and abs(difference) <= 2 * error
+
+
+def signed(value: float | None, error: float | None = None, unit: str = "") -> str:
+    """Return a difference with its sign, three decimals and its standard error, and whether it is none."""
+    if value is None:
+        return UNKNOWN
+    none = " (no difference)" if is_none(value, error) else ""
+    return f"{value:+.3f}".replace("-", "−") + with_error("", error) + unit + none
+
+
+def with_error(text: str, error: float | None) -> str:
+    """Return a number with its standard error, where that is known, to two significant digits."""
+    return text if error is None else f"{text} ± {error:.2g}" if error < 100 else f"{text} ± {error:,.0f}"
 
 
 def percent(share: float | None, digits: int = 0) -> str:

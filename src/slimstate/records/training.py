@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import Record
+from slimstate.records.numbers import fixed, signed, with_error
 from slimstate.records.parts import Model, Origin, Text, TextSizes
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
@@ -46,7 +47,19 @@ class Measurements(TextSizes):
     perplexity: Mapping[str, float | None] = field(default_factory=dict)
     word_perplexity: Mapping[str, float | None] = field(default_factory=dict)
     bits_per_byte: Mapping[str, float | None] = field(default_factory=dict)
+    window_nats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # per token, in each window
+    nats_error: Mapping[str, float | None] = field(default_factory=dict)  # standard errors over windows
+    gain_error: float | None = None  # of the difference between before and after
     closed: Mapping[str, float | None] = field(default_factory=dict)
+
+    def nats_text(self, stage: str) -> str:
+        """Return the nats per token of a stage with their standard error."""
+        return with_error(fixed(self.nats.by_name().get(stage), 4), self.nats_error.get(stage))
+
+    @property
+    def gain(self) -> str:
+        """What the training changed, in nats per token."""
+        return signed(self.nats.after - self.nats.before, self.gain_error, " nats per token")
 
 
 class LogEntry(Value):
@@ -146,13 +159,12 @@ class TrainingRunRecord(ModelFolderRecord):
     log: tuple[LogEntry, ...] = ()
 
     def headline(self) -> str:
-        nats = self.measured.nats
         closed = "".join(
             f"; {share:.0%} of the gap to {name} closed"
             for name, share in self.measured.closed.items()
             if share is not None
         )
-        return f"{self.name}: {self.tokens:,} tokens, {nats.before:.4f} to {nats.after:.4f} nats per token{closed}"
+        return f"{self.name}: {self.tokens:,} tokens, {self.measured.gain}{closed}"
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for every entry of the log."""

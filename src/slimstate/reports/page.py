@@ -34,7 +34,7 @@ SECTIONS = (  # template, title, kind of records
     ("evaluation", "Evaluation", "evaluation"),
     ("serving", "Serving", "verification"),
 )
-FILTERS = ("fixed", "perplexity", "signed", "percent", "mebibytes", "magnitude", "brief", "plural")
+FILTERS = ("fixed", "perplexity", "signed", "with_error", "percent", "mebibytes", "magnitude", "brief", "plural")
 PAGE_WIDTH = 0.78  # of the width in print: on a phone a drawing is as wide as the screen, and its text stays readable
 OPENING = Markup('<svg role="{}" aria-label="{}" class="drawing"')
 MARK = Markup('id="{}" class="dot" tabindex="0" role="img" aria-label="{}" data-tip="{}"')

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import matplotlib as mpl
 from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 
-from slimstate.records.evaluation import EvaluationRecord, Measure, Result, Row, SweepRecord, Uncut
+from slimstate.records.evaluation import EvaluationRecord, Measure, MeasurePair, Result, Row, SweepRecord, Uncut
 from slimstate.records.folder import RecordFile, Records
 from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.records.states import TraceRecord
@@ -45,7 +45,7 @@ def point_tips(sweep: SweepRecord) -> dict[str, str]:
         stored = "" if row.state_dtype == "float32" else f", state in {row.state_dtype}"
         tips[f"point-{place}"] = (
             f"{row.method} ({row.score}), key dim {row.dims}{stored}\n{perplexities(row)}\n"
-            f"{signed(row.nats_over_uncut)} nats per token over uncut\n"
+            f"{signed(row.nats_over_uncut, row.nats_error, ' nats per token over uncut')}\n"
             f"state {mebibytes(row.state_bytes)} MiB, {percent(saved_share(sweep, row))} less"
         )
     return tips
@@ -58,19 +58,19 @@ def perplexities(result: Row | Uncut) -> str:
     return f"perplexity {perplexity(result.perplexity)} per token{per_word}{per_byte}"
 
 
-def compared_measures(record: EvaluationRecord) -> list[tuple[Measure, Measure | None, float | None]]:
-    """Return each measure, that of the baseline and the share that is left: the text first, then tasks, then recall."""
+def compared_measures(record: EvaluationRecord) -> list[tuple[Measure, Measure | None, MeasurePair | None]]:
+    """Return each measure, that of the baseline and the pair of both: the text first, then tasks, then recall."""
     baseline = {} if record.baseline is None else {measure.name: measure for measure in _measures(record.baseline)}
-    shares = {pair.measure: pair.share for pair in record.compared}
+    pairs = {pair.measure: pair for pair in record.compared}
     ordered = sorted(_measures(record), key=lambda measure: {"text": 0, "recall": 2}.get(measure.group, 1))
-    return [(measure, baseline.get(measure.name), shares.get(measure.name)) for measure in ordered]
+    return [(measure, baseline.get(measure.name), pairs.get(measure.name)) for measure in ordered]
 
 
 def _measures(result: Result) -> Iterator[Measure]:
     yield from result.measures()
     if (nats := result.nats_per_token) is not None:
         name = "nats per token"
-        yield Measure(group="text", name=name, label=name, value=nats, more_is_better=False)
+        yield Measure(group="text", name=name, label=name, value=nats, more_is_better=False, error=result.nats_error)
 
 
 def recall_tips(results: Sequence[Result]) -> dict[str, str]:
@@ -200,7 +200,7 @@ def sweep_cards(sweep: SweepRecord, traces: Traces) -> Iterator[Card]:
     stored = "in fp32" if row.state_dtype == "float32" else f"fp32 and {row.state_dtype}"
     yield Card("State, MiB", f"{uncut}{ARROW}{mebibytes(row.state_bytes)}", f"per sequence {stored}, uncut and {which}")
     yield Card("State saved", percent(saved_share(sweep, row)), f"{row.method}, key dim {row.dims} of {sweep.width}")
-    yield sweep_perplexity_card(sweep, f"{signed(row.nats_over_uncut)} nats per token", row)
+    yield sweep_perplexity_card(sweep, signed(row.nats_over_uncut, row.nats_error, " nats per token"), row)
     yield sweep_utilisation_card(sweep, row, traces)
 
 

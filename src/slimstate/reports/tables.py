@@ -24,8 +24,8 @@ WIKITEXT = "wikitext word_perplexity"  # of the task of lm-eval
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
     "method", "score", "compression", "key_dim", "state_dtype", "state_bytes", "perplexity", "word_perplexity",
-    "bits_per_byte", "nats_per_token", "nats_over_uncut", "rank_utilisation", "kappa", "kappa_worst", "tokens",
-    "words", "bytes",
+    "bits_per_byte", "nats_per_token", "nats_over_uncut", "nats_error", "rank_utilisation", "kappa", "kappa_worst",
+    "tokens", "words", "bytes",
 )  # fmt: skip
 LATEX = str.maketrans(
     {

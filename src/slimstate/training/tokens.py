@@ -1,7 +1,8 @@
 """The windows of a training: those it is trained on, and those on which models are measured before and after."""
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.sources import is_same_text
-from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, standard_error, window_nats
 from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
@@ -47,9 +48,12 @@ class Tokens(Value):
             measured_on=f"windows of {corpus.source} that were not trained on",
         )  # fmt: skip
 
-    def measurements(self, nats: Nats, word_perplexity: Mapping[str, float | None]) -> Measurements:
+    def measurements(
+        self, nats: Nats, windows: Mapping[str, Sequence[float]], word_perplexity: Mapping[str, float | None]
+    ) -> Measurements:
         """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
-        values, size = nats.by_name(), self.size
+        values, size, before = nats.by_name(), self.size, windows["before"]
+        least = {name: max(MIN_GAP, 2 * (standard_error(before, each) or 0.0)) for name, each in windows.items()}
         return Measurements(
             text=self.measured_on,
             tokens=size.tokens,
@@ -59,8 +63,11 @@ class Tokens(Value):
             perplexity={name: perplexity_of(value) for name, value in values.items()},
             word_perplexity=word_perplexity,
             bits_per_byte={name: size.scores(value).bits_per_byte for name, value in values.items()},
+            window_nats={name: tuple(each) for name, each in windows.items()},
+            nats_error={name: standard_error(each) for name, each in windows.items()},
+            gain_error=standard_error(windows["after"], before),
             closed={
-                goal: (nats.before - nats.after) / gap if (gap := nats.before - values[goal]) > MIN_GAP else None
+                goal: (nats.before - nats.after) / gap if (gap := nats.before - values[goal]) > least[goal] else None
                 for goal in ("uncut", "control")
                 if goal in values
             },
@@ -77,12 +84,14 @@ def measure(
     the uncut model before and after its own training.
     """
     word_perplexity: dict[str, float | None] = {}
+    windows: dict[str, Sequence[float]] = {}
 
     def nats_of(runtime: Runtime, stage: str) -> float:
         label = "the uncut model" if stage == "uncut" else stage
         if tokens.wikitext is not None:
             word_perplexity[stage] = tokens.wikitext.word_perplexity(runtime)
-        return mean_nats(runtime, tokens.held_out, reporter, f"measuring {label}")
+        windows[stage] = window_nats(runtime, tokens.held_out, reporter, f"measuring {label}")
+        return statistics.fmean(windows[stage])
 
     def load_model(checkpoint: Checkpoint) -> Runtime:
         return load(checkpoint.folder, device=run.device, dtype=run.precision_name)
@@ -100,10 +109,11 @@ def measure(
         uncut = control.nats.before
         stages = {"uncut": "before", "control": "after"}
         word_perplexity |= {stage: control.word_perplexity.get(name) for stage, name in stages.items()}
+        windows |= {stage: control.window_nats.get(name, ()) for stage, name in stages.items()}
     elif teacher is not None and teacher.fingerprint != student.fingerprint:
         uncut = nats_of(load_model(teacher), "uncut")
     nats = Nats(before=before, after=after, uncut=uncut, control=None if control is None else control.nats.after)
-    return tokens.measurements(nats, word_perplexity)
+    return tokens.measurements(nats, windows, word_perplexity)
 
 
 def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:

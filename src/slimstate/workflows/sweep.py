@@ -32,7 +32,7 @@ from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.evaluation import UNCUT, Measure, Row, SweepRecord, SweepSettings
 from slimstate.records.folder import check_drawings
-from slimstate.records.numbers import dims_text, fixed, perplexity
+from slimstate.records.numbers import dims_text, fixed, perplexity, signed
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import RECONSTRUCTION
@@ -249,5 +249,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
     tasks = () if row.lm_eval is None else tuple(map(cell, row.lm_eval.main_measures()))
-    error = "" if row.nats_error is None else f" ± {row.nats_error:.3f}"
-    return *candidate, *units, f"{row.nats_over_uncut:+.3f}{error}", f"{row.rank_utilisation:.3f}", kappa, *tasks
+    loss = signed(row.nats_over_uncut, row.nats_error)
+    return *candidate, *units, loss, f"{row.rank_utilisation:.3f}", kappa, *tasks

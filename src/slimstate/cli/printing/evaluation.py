@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
 from slimstate.cli.terminal import Printout, Table, printer
-from slimstate.records.numbers import HUGE, fixed, format_mib, percent, perplexity
+from slimstate.records.numbers import HUGE, fixed, format_mib, perplexity, plural, signed, with_error
 from slimstate.workflows.options import AnalyzeConfig, EvalConfig, SweepConfig, VerifyConfig
 
 if TYPE_CHECKING:
@@ -23,20 +23,28 @@ def show_evaluation(record: "EvaluationRecord") -> Printout:
         after = "every token" if record.state_every == 1 else f"every {record.state_every} tokens"
         size = format_mib(record.state_bytes or 0)
         yield f"states in {record.state_dtype}, stored after {after}: {size} per sequence"
+    errors = {item.name: item.error for item in record.measures()}
     if record.perplexity is not None:
-        windows = f"{record.windows} windows of {record.length} tokens"
-        yield f"perplexity {perplexity(record.perplexity, 3)} per token ({windows})"
+        windows = f"{plural(record.windows or 0, 'window')} of {record.length} tokens"
+        note = ", too few for a standard error" if record.nats_error is None else "; ± is the standard error"
+        value = with_error(perplexity(record.perplexity, 3), errors["perplexity"])
+        yield f"perplexity {value} per token ({windows}{note})"
         if record.word_perplexity is not None:
-            yield f"word perplexity {perplexity(record.word_perplexity, 3)}, as lm-eval's wikitext"
+            value = with_error(perplexity(record.word_perplexity, 3), errors["word perplexity"])
+            yield f"word perplexity {value}, as lm-eval's wikitext"
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
-        yield f"{record.nats_per_token:.4f} nats per token, {per_byte}: {record.counts}"
-    if record.baseline is not None:
+        nats = with_error(f"{record.nats_per_token:.4f}", record.nats_error)
+        yield f"{nats} nats per token, {per_byte}: {record.counts}"
+    if (baseline := record.baseline) is not None:
+        others = {item.name: item.error for item in baseline.measures()}
         rows = [
-            (row.measure, _number(row.model), _number(row.baseline), percent(row.share, 1)) for row in record.compared
+            (row.measure, _number(row.model, errors[row.measure]), _number(row.baseline, others[row.measure]), row.kept)
+            for row in record.compared
         ]
-        yield Table(("measure", record.name, record.baseline.name, "share kept"), rows)
+        yield Table(("measure", record.name, baseline.name, "share kept"), rows)
     elif record.lm_eval is not None or record.associative_recall is not None:
-        yield Table(("measure", record.name), [(item.name, _number(item.value)) for item in record.measures()])
+        scores = [(item.name, _number(item.value, item.error)) for item in record.measures()]
+        yield Table(("measure", record.name), scores)
 
 
 def show_analysis(analysis: "Analysis") -> Printout:
@@ -65,7 +73,7 @@ def show_sweep(record: "SweepRecord") -> Printout:
         cells = ("\n".join(_in_units(by_key[key[1:3]]).values()) if key[1:3] in by_key else "" for key in keys)
         lines.append((f"{method} ({score})", "\n".join(_in_units(uncut)), *cells))
     yield Table(("perplexity", "", *columns), lines)
-    values = ", ".join(f"{value} {name}" for name, value in _in_units(uncut).items())
+    values = ", ".join(f"{value} {name}" for name, value in list(_in_units(uncut).items())[:-1])
     yield f"uncut: {values}; {format_mib(uncut.state_bytes)} of state per sequence in fp32"
     yield f"measured on {uncut.counts}"
     if record.settings.reconstruct is not None:
@@ -81,16 +89,17 @@ def _in_units(result: "Row | Uncut") -> dict[str, str]:
     texts = {"per token": perplexity(result.perplexity)}
     if result.word_perplexity is not None:
         texts["per word"] = perplexity(result.word_perplexity)
-    tasks = (
-        {} if result.lm_eval is None else {task.name: _number(task.value) for task in result.lm_eval.main_measures()}
-    )
-    return {**texts, "bits per byte": fixed(result.bits_per_byte, 4), **tasks}
+    tasks = () if result.lm_eval is None else result.lm_eval.main_measures()
+    texts["bits per byte"] = fixed(result.bits_per_byte, 4)
+    texts |= {task.name: _number(task.value, task.error) for task in tasks}
+    loss = getattr(result, "nats_over_uncut", 0.0)
+    return texts | {"nats over uncut": signed(loss, getattr(result, "nats_error", None))}
 
 
-def _number(value: float | None) -> str:
+def _number(value: float | None, error: float | None = None) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if not 1e4 <= value < HUGE else f"{value:,.0f}"
+    return with_error(f"{value:.4g}" if not 1e4 <= value < HUGE else f"{value:,.0f}", error)
 
 
 def show_verification(record: "VerificationRecord") -> Printout:

@@ -66,12 +66,13 @@ def show_training(record: "TrainingRunRecord") -> Printout:
     titles = STAGES | ({"control": "uncut, trained: the teacher"} if is_teacher else {})
     rows = [
         (
-            titles[name], f"{nats:.4f}", perplexity(measured.perplexity[name]),
+            titles[name], measured.nats_text(name), perplexity(measured.perplexity[name]),
             perplexity(measured.word_perplexity.get(name)), fixed(measured.bits_per_byte[name], 4),
         )
-        for name, nats in measured.nats.by_name().items()
+        for name in measured.nats.by_name()
     ]  # fmt: skip
     yield Table(("", "nats per token", "perplexity per token", "per word", "bits per byte"), rows)
+    yield f"after the training: {measured.gain}"
     for goal, share in measured.closed.items():
         if share is not None:
             yield f"closed {share:.1%} of the gap to the {'uncut model' if goal == 'uncut' else 'control'}"
