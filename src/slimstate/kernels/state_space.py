@@ -76,7 +76,10 @@ def state_space_scan(
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the scan as the layers of transformers call it; `chunk_size` is that of other kernels."""
-    x, (batch, _, heads, channels) = hidden_states, hidden_states.shape
+    (batch, _, heads, channels), device = hidden_states.shape, hidden_states.device.type
+    x = hidden_states
+    if device != "cpu" and torch.is_autocast_enabled(device):  # layers may multiply by float32 before the scan
+        x, B, C = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (x, B, C))
     bias, first, packed, z = (options.get(name) for name in ("dt_bias", "initial_states", "seq_idx", "z"))
     step = dt if bias is None else dt + bias.to(dt.dtype)
     step = F.softplus(step) if options.get("dt_softplus") else step
