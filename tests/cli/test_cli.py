@@ -95,7 +95,7 @@ def test_inspect_describes_the_model(name, folders, execute):
 
 def test_a_data_free_cut_runs_no_kernels_and_a_second_cut_mentions_the_first(folders, tmp_path, execute):
     first = tmp_path / "cut"
-    code, out, err = execute("prune", folders[NAME], "--out", first, "--method", "l1", "--key-dim", 8)
+    code, out, err = execute("prune", folders[NAME], "--out", first, "--method", "l1", "--key-dim", 8, "-v")
     assert (code, "kernels: none ran" in out, "key dim 8 of 24" in err) == (0, True, True)
     again = ("prune", first, "--method", "l1", "--key-dim", 4)
     code, out, err = execute(*again, "--dry-run")

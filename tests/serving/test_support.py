@@ -74,6 +74,27 @@ def test_rules_depend_on_the_config():
 WIDTHS = tuple(range(112, 0, -16))
 
 
+@pytest.mark.parametrize(("groups", "other"), [(1, "several groups"), (2, "one group")])
+def test_each_engine_has_one_verdict_and_no_rule_about_other_models(groups, other):
+    serving = engines.describe_serving(model("mamba2", n_groups=groups), None, WIDTHS)
+    assert [line.partition(" ")[0].rstrip(":") for line in serving.verdicts] == [*engines.TITLES.values()]
+    assert other not in {rule["model"] for rule in serving.rules}
+    assert engines.describe_serving(model("mamba2", n_groups=groups), "mlx", WIDTHS).verdicts == serving.verdicts[1:2]
+    assert ("differs" in serving.verdicts[1]) == (groups == 2)  # mlx-lm normalises groups together
+    assert engines.describe_serving(model("delta_net"), None, WIDTHS).verdicts == (
+        "no engine was examined with delta_net",
+    )
+
+
+def test_rules_and_diagnostics_need_verbose(folders, execute):
+    words = ("prune", folders["qwen3_next-plain"], "--method", "l1", "--key-dim", 16, "--dry-run", "--engine", "vllm")
+    brief, full = (" ".join(execute(*words, *more)[1:]) for more in ((), ("-v",)))
+    for word in ("kernels: none ran", "falls back"):
+        assert word in full
+        assert word not in brief
+    assert brief.count("vLLM") == 1
+
+
 @pytest.mark.parametrize(
     ("engine", "config", "safe", "fast"),
     [
@@ -141,4 +162,4 @@ def test_cards_and_inspect_show_what_engines_do(name, folders, tmp_path, succeed
     assert ("triton" in out) == served
     assert ("no engine was examined" in out) != served
     *_, verdict = succeed("inspect", folders[name], "--engine", "vllm").splitlines()
-    assert (verdict == "serving: vllm was not examined with delta_net") != served
+    assert (verdict == "serving: vLLM was not examined with delta_net") != served

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 import slimstate
 from slimstate.cli.declarations import declaration, function_of
-from slimstate.cli.terminal import Printout, print_all, print_json
+from slimstate.cli.terminal import Detail, Printout, print_all, print_json
 from slimstate.system.distributed import from_main
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
@@ -125,7 +125,8 @@ class Command(Value):
         if flags.json:
             print_json(result.to_json())
         else:
-            print_all([*self.show(result), *([] if out is None else [f"written to {out}"])])
+            parts = [part for part in self.show(result) if flags.verbose or not isinstance(part, Detail)]
+            print_all([*parts, *([] if out is None else [f"written to {out}"])])
         if repository is not None and out is not None:
             with reporter.waiting(f"uploading to {repository}"):
                 address = from_main(lambda: hub.push(Path(out), repository))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+class Detail(str):
+    """A line that is printed with --verbose only."""
+
+
 class Table(NamedTuple):
     """A table to print."""
 

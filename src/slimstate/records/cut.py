@@ -45,11 +45,9 @@ class CutRecord(Record, CutFacts):
         keys = f"{self.method}: key dim {self.width} to {self.key_dim}"
         values = f"{self.value_method}: value dim {self.value_width} to {self.value_dim}"
         cuts = [keys] * (self.key_dim < self.width or self.value_dim is None) + [values] * (self.value_dim is not None)
-        lines = [f"{', '.join(cuts)} in every head of {self.model_type}"]
         before, after = (format_mib(sizes["fp32"]) for sizes in (self.state_bytes["before"], self.state_bytes["after"]))
-        lines.append(f"state per sequence (fp32): {before} to {after}")
-        lines.append(f"parameters: {self.parameters['before']:,} to {self.parameters['after']:,}")
-        return "\n".join([*lines, *([self.correction] if self.correction else ())])
+        counts = f"{self.parameters['before']:,} to {self.parameters['after']:,} parameters"
+        return f"{', '.join(cuts)}; state per sequence {before} to {after} in fp32; {counts}"
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for every head: the channels it keeps, unless it keeps directions, and its certificate."""
@@ -116,14 +114,14 @@ class BudgetChoice(Value):
 
 
 class Serving(Value):
-    """Rules for engines and their date; for one `engine`, also the key dims that are safe and fast there."""
+    """Rules for engines, their date and a verdict of each; for one `engine`, also its safe and fast key dims."""
 
     date: str
     rules: tuple[Mapping[str, Any], ...]
     engine: str | None = None
     safe: tuple[int, ...] | None = None
     fast: tuple[int, ...] | None = None
-    advice: str | None = None
+    verdicts: tuple[str, ...] = ()
 
 
 class InspectionRecord(Record):

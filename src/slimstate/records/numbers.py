@@ -39,8 +39,9 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def format_mib(count: float) -> str:
-    """Return a number of bytes in MiB with two decimals and the unit."""
-    return f"{count / 2**20:,.2f} MiB"
+    """Return a number of bytes in MiB with two decimals, or two digits where it is small, and the unit."""
+    size = count / 2**20
+    return f"{size:,.2f} MiB" if size >= 0.1 else f"{size:.2g} MiB"
 
 
 def mebibytes(count: float) -> str:

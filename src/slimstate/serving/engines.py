@@ -91,9 +91,12 @@ class Rule(Value):
     checked: Literal["run", "read"]
     source: str
 
+    def concerns(self, model: ServedModel) -> bool:
+        """Return whether the rule is about such a model, at some key dim."""
+        return model.model_type in self.model_types and (self.model is None or CONFIG_CONDITIONS[self.model](model))
+
     def applies(self, model: ServedModel) -> bool:
-        config_matches = self.model is None or CONFIG_CONDITIONS[self.model](model)
-        return model.model_type in self.model_types and config_matches and KEY_DIM_CONDITIONS[self.when](model)
+        return self.concerns(model) and KEY_DIM_CONDITIONS[self.when](model)
 
     @property
     def is_failure(self) -> bool:
@@ -151,29 +154,40 @@ def rules_for(model: ServedModel, engine: str | None = None) -> tuple[Rule, ...]
 
 
 def describe_serving(config: Config, engine: str | None, candidates: Iterable[int] = ()) -> Serving:
-    """Return the rules about a model type; with an engine, also which of the candidates are safe and fast key dims.
+    """Return the rules about a model and a verdict for each engine; of one engine also the safe and fast key dims.
 
     Key dims are safe where the engine is known to serve them, and fast where no machine is known to be slower.
     """
-    facts: dict[str, Any] = {
-        "date": rule_book().date,
-        "rules": tuple(vars(rule) for rule in rules_of(str(config["model_type"]), engine)),
-    }
-    if engine is None:
-        return Serving(**facts)
-    candidates = tuple(candidates)
+    model, candidates = ServedModel.at_dims(config), tuple(candidates)
+    rules = [rule for rule in rules_of(model.model_type, engine) if rule.concerns(model)]
+    dims = {name: _key_dims(config, name, candidates) for name in TITLES if any(rule.engine == name for rule in rules)}
+    verdicts = tuple(line for _, _, line in dims.values())
+    if not dims:
+        was = "no engine was" if engine is None else f"{TITLES[engine]} was not"
+        verdicts = (f"{was} examined with {model.model_type}",)
+    safe, fast, _ = (None, None, None) if engine is None else dims.get(engine, ((), (), None))
+    facts: dict[str, Any] = {"rules": tuple(map(vars, rules)), "safe": safe, "fast": fast, "verdicts": verdicts}
+    return Serving(date=rule_book().date, engine=engine, **facts)
+
+
+def _key_dims(config: Config, engine: str, candidates: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Return the safe and the fast ones of some key dims, and a line about them."""
     equal = {key_dim for key_dim in candidates if needs_equal_dims(config, engine, key_dim)}
     dims = {key_dim: (key_dim, key_dim if key_dim in equal else None) for key_dim in candidates}
     rules = {key_dim: rules_for(ServedModel.at_dims(config, *each), engine) for key_dim, each in dims.items()}
     safe = tuple(key_dim for key_dim, some in rules.items() if some and not any(rule.is_unsafe for rule in some))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
-    numbers = ", ".join(map(str, safe))
-    advice = f"safe key dims {numbers}" if safe else "no key dim below the model's own is known to be safe there"
+    every = [rule for some in rules.values() for rule in some]
+    if not safe:
+        reason = next((rule.describe() for rule in every if rule.is_unsafe), None)
+        return safe, fast, reason or f"{TITLES[engine]}: no key dim below the model's own is known to be safe"
+    line = f"{TITLES[engine]}: safe key dims {', '.join(map(str, safe))}"
     if equal & {*safe}:
-        advice += ", with as many values (`state_dim`)"
+        line += ", with as many values (--state-dim)"
     if fast != safe:
-        advice += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
-    return Serving(**facts, engine=engine, safe=safe, fast=fast, advice=f"{TITLES[engine]}: {advice}")
+        line += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
+    flags = dict.fromkeys(f"; {rule.where}: {rule.advice}" for rule in every if rule.verdict == "needs a flag")
+    return safe, fast, line + "".join(flags)
 
 
 def warning(model: ServedModel, engine: str | None = None) -> str | None:
@@ -202,15 +216,15 @@ def needs_equal_dims(config: Config, engine: str | None, key_dim: int) -> bool:
 
 def cut_advice(
     config: Config, dims: tuple[int, int | None], engine: str | None, candidates: Iterable[int]
-) -> list[str]:
-    """Return lines to show before a cut: a warning where it cannot be served, and with an engine its rules."""
+) -> tuple[list[str], list[str]]:
+    """Return lines to show before a cut: a warning where it cannot be served, an engine's verdict; and its rules."""
     model = ServedModel.at_dims(config, *dims)
-    problem = warning(model, engine)
-    lines = [] if problem is None else [problem]
+    lines = [] if (problem := warning(model, engine)) is None else [problem]
     if engine is None:
-        return lines
-    lines += [rule.describe() for rule in rules_for(model, engine) if not rule.is_failure]
-    return [*lines, str(describe_serving(config, engine, candidates).advice)]
+        return lines, []
+    candidates = sorted({dims[0], *candidates} - {ServedModel.at_dims(config).key_dim}, reverse=True)
+    rules = [rule.describe() for rule in rules_for(model, engine) if not rule.is_failure]
+    return [*lines, *describe_serving(config, engine, candidates).verdicts], rules
 
 
 def serving_lines(config: Config) -> str:

@@ -28,6 +28,10 @@ class TerminalReporter(Reporter):
         clock = f"{datetime.now():%H:%M:%S} " if self.shows_time else ""
         self.console.print(clock + line, markup=False)
 
+    def detail(self, line: str) -> None:
+        if self.shows_time:
+            self.say(line)
+
     def waiting(self, label: str) -> AbstractContextManager[object]:
         is_alone = self.console.is_terminal and self.bars is None
         return self.console.status(label) if is_alone else nullcontext()

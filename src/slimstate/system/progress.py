@@ -26,6 +26,10 @@ class Reporter:
         """Show one line."""
         LOGGER.info(line)
 
+    def detail(self, line: str) -> None:
+        """Show one line of diagnostics."""
+        LOGGER.debug(line)
+
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         """Yield the items and show how many are done."""
         with self.meter(label, total) as update:

@@ -235,8 +235,11 @@ def _report_cut(
     if (speed := _speed(checkpoint, *dims)) is not None:
         reporter.say(speed.advice)
     candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
-    for advice in cut_advice(checkpoint.config, dims, engine, candidates):
-        reporter.say(advice)
+    advice, rules = cut_advice(checkpoint.config, dims, engine, candidates)
+    for line in advice:
+        reporter.say(line)
+    for line in rules:
+        reporter.detail(line)
 
 
 def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> Windows:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import slimstate
 from slimstate.cli.commands import Command, HubFlags
-from slimstate.cli.terminal import Printout, Table
-from slimstate.records.numbers import format_mib
+from slimstate.cli.terminal import Detail, Printout, Table
+from slimstate.records.numbers import format_mib, plural
 from slimstate.system.errors import MAX_LINE, PlanError, quoted
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
@@ -44,7 +44,7 @@ def run_prune(
 def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
     """Yield the state of a model and the key dims worth choosing, or what fits into the memory of an engine."""
     from slimstate.records.serving import PoolRecord
-    from slimstate.serving.engines import rules_of
+    from slimstate.serving.engines import Rule
 
     if isinstance(record, PoolRecord):
         yield from _show_pool(record)
@@ -70,16 +70,10 @@ def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
         yield record.budget.why
     if record.speed:
         yield record.speed.advice
-    engine = record.serving.engine
-    if not (rules := rules_of(record.model_type, engine)):
-        verdict = "no engine was" if engine is None else f"{engine} was not"
-        yield f"serving: {verdict} examined with {record.model_type}"
-        return
-    yield f"serving, as of {record.serving.date}:"
-    for rule in rules:
-        yield f"  {rule.describe(condition=True)}"
-    if record.serving.advice is not None:
-        yield record.serving.advice
+    for verdict in record.serving.verdicts:
+        yield f"serving: {verdict}"
+    for rule in record.serving.rules:
+        yield Detail(f"  {Rule(**rule).describe(condition=True)}")
 
 
 def _show_gains(gains: Sequence["Gain"]) -> Printout:
@@ -140,18 +134,20 @@ def show_prune(record: "CutRecord | EstimateRecord") -> Printout:
     if isinstance(record, EstimateRecord):
         yield from _show_estimate(record)
         return
-    if record.kernels is None:
-        yield "kernels: none ran"
     yield record.headline()
     certificate = record.certificate
+    for fact in ("kernels: none ran" if record.kernels is None else None, record.correction):
+        if fact is not None:
+            yield Detail(fact)
     if "rho" in certificate:
-        yield f"largest rho left: {certificate['rho']:.3f} after {certificate['swaps']:.0f} swaps"
+        swaps = plural(int(certificate["swaps"] or 0), "swap")
+        yield Detail(f"largest rho left: {certificate['rho']:.3f} after {swaps}")
     if "variance_lost" in certificate:
-        yield f"most variance that a head loses: {certificate['variance_lost']:.2%}"
+        yield Detail(f"most variance that a head loses: {certificate['variance_lost']:.2%}")
     if "condition_after" in certificate:
         numbers = (certificate["condition_before"], certificate["condition_after"])
         before, after = ("singular" if number is None else f"{number:.3g}" for number in numbers)
-        yield f"worst condition number of a head's keys: {before} before, {after} after"
+        yield Detail(f"worst condition number of a head's keys: {before} before, {after} after")
     if record.left_out:
         yield f"left out, because they hold other weights: {quoted(', '.join(record.left_out), MAX_LINE)}"
     if record.reconstruction is not None:
