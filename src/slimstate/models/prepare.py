@@ -22,7 +22,8 @@ def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library 
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
         return f"PyTorch {torch.__version__} on the CPU, {precision}"
-    gated = "; a kernel of slimstate for the step of gated backward passes that fla refuses here" if gated_backward_refused() else ""
+    own = "; a kernel of slimstate for the step of gated backward passes that fla refuses here"
+    gated = own if gated_backward_refused() else ""
     gpu = torch.cuda.get_device_name(device)
     if library == "transformers":
         import transformers
