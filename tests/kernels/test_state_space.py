@@ -59,15 +59,14 @@ def test_packed_sequences_are_independent_and_a_gate_multiplies_the_outputs(form
     torch.testing.assert_close(y, torch.cat(parts, 1) * F.silu(z))
 
 
-@pytest.mark.parametrize("refused", [True, False])
-def test_on_a_gpu_fla_computes_half_precision_unless_its_gradient_is_refused(refused, monkeypatch):
-    monkeypatch.setattr(state_space, "gated_backward_refused", lambda: refused)
+def test_on_a_gpu_fla_computes_half_precision_unless_channels_are_too_few_for_its_kernels(monkeypatch):
     monkeypatch.setattr(state_space, "has_fla", lambda: True)
     plain = Inputs(*(x.detach().to("meta") for x in inputs(5, dtype=torch.bfloat16)))
     assert form_for(plain) is grouped  # 5 channels
     plain = plain._replace(B=plain.B.new_empty(2, 5, 2, 64))
     trained = Inputs(*(x.clone().requires_grad_() for x in plain))
-    assert form_for(trained) is (grouped if refused else by_fla)
+    assert form_for(trained) is grouped  # few values, and a gradient
+    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is by_fla
     assert form_for(plain) is by_fla
     assert form_for(Inputs(*(x.float() for x in plain))) is grouped
     assert form_for(plain.at(slice(1))) is by_head

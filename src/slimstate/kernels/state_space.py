@@ -30,7 +30,6 @@ from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import per_value_head, wide
 from slimstate.kernels.patches import (
     Replacement,
-    gated_backward_refused,
     has_fla,
     has_float64,
     is_in_pytorch,
@@ -45,7 +44,7 @@ CHUNK = 64
 MAX_ELEMENTS, MAX_CHUNKS = 2**25, 128
 # the first of `Inputs` are by token
 BY_TOKEN = 5
-# state channels below which kernels of fla have made illegal memory accesses, which end the process (`autotune`)
+# channels of keys, or of values in a backward pass, below which kernels of fla have made illegal memory accesses
 MIN_CHANNELS_OF_FLA = 64
 # the logarithm of the decay before the first token of a packed sequence: e^-200 is 0 in float32
 RESET = -200.0
@@ -99,9 +98,10 @@ def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     """Return how to compute a scan: by head on a CPU and for one token, else by fla's kernel where it is right."""
     if on_cpu(*inputs) or inputs.x.shape[1] == 1:
         return by_head
-    refused = too_precise_for_triton(inputs.x) or (gated_backward_refused() and needs_gradient(*inputs))
-    narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA
-    return grouped if refused or narrow or is_in_pytorch() or not has_fla() else by_fla
+    narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA or (
+        inputs.x.shape[-1] < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs)
+    )
+    return grouped if too_precise_for_triton(inputs.x) or narrow or is_in_pytorch() or not has_fla() else by_fla
 
 
 def by_head(inputs: Inputs) -> tuple[Tensor, Tensor]:
