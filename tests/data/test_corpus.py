@@ -151,7 +151,7 @@ def test_no_more_is_read_than_is_needed(documents, tmp_path, monkeypatch):
 @pytest.mark.parametrize("held_out", [0, 1])
 def test_too_little_text_is_counted(held_out, tmp_path):
     (tmp_path / "text.txt").write_text(tiny.text()[: 20 * (held_out + 1) - 2])  # and an end: one token too few
-    with pytest.raises(DataError, match=f"has {held_out} windows of 20 tokens; at least {held_out + 1} are needed"):
+    with pytest.raises(DataError, match=f"has {held_out} of the {held_out + 1} windows of 20 tokens"):
         Corpus.collect(TOKENIZER, str(tmp_path / "text.txt"), 20, 5, held_out, tmp_path / "out")
     with pytest.raises(DataError, match="holds no training tokens"):
         Corpus.open(tmp_path / "out")

@@ -21,6 +21,7 @@ from slimstate.families.contract import Library
 from slimstate.models.prepare import describe_kernels, prepare_fla
 from slimstate.records.base import versions
 from slimstate.records.benchmark import BenchRecord, GraphRow, TimedRow, WidthRow
+from slimstate.records.numbers import plural
 from slimstate.records.provenance import command_line, run_config
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
@@ -131,7 +132,7 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
         )  # fmt: skip
 
     cases = list(cases)
-    bench.reporter.say(f"compiling {len(cases)} widths in {options.jobs} processes")
+    bench.reporter.say(f"compiling {plural(len(cases), 'width')} in {options.jobs} processes")
     with ThreadPoolExecutor(options.jobs) as pool:
         for (_, dims), process in zip(cases, pool.map(compile_case, cases), strict=True):
             if process.returncode:

@@ -10,6 +10,7 @@ import click
 
 from slimstate.cli.declarations import declaration
 from slimstate.cli.terminal import print_all, print_json
+from slimstate.records.numbers import plural
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.version import __version__
 
@@ -121,7 +122,7 @@ def run(
     if as_json:
         print_json(record.to_json())
     else:
-        print_all([f"{len(record.steps)} steps in {record.seconds:,.0f} s; results are in {record.out}"])
+        print_all([f"{plural(len(record.steps), 'step')} in {record.seconds:,.0f} s; results are in {record.out}"])
     return None
 
 

@@ -56,7 +56,7 @@ class Corpus(Value):
             held_out = min(held_out, held_out_count(count))
         if count < 1 + held_out:
             raise DataError(
-                f"{reading.source} has {count} windows of {length} tokens; at least {1 + held_out} are needed: "
+                f"{reading.source} has {count} of the {1 + held_out} windows of {length} tokens that are needed: "
                 "use more text or a shorter `length`"
             )
         about = {"source": reading.source, "documents": reading.documents, "digest": digest}

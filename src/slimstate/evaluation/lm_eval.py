@@ -28,6 +28,7 @@ from slimstate.evaluation.perplexity import share_error
 from slimstate.evaluation.task_sources import RECALL, Source, find_sources, lm_eval_module, resolve_tasks, task_manager
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
+from slimstate.records.numbers import plural
 from slimstate.system.errors import DataError, ModelError, reason_of
 from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
@@ -51,7 +52,7 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
     names = resolve_tasks(options.tasks)
     reporter.say(f"lm-eval {version('lm_eval')}: {', '.join(names)}")
     limit, max_length = options.limit, options.max_length
-    with reporter.waiting(f"running {len(names)} tasks"), silence(), TemporaryDirectory() as folder:
+    with reporter.waiting(f"running {plural(len(names), 'task')}"), silence(), TemporaryDirectory() as folder:
         manager = task_manager(names)
         sources = find_sources(options, manager)
         tasks = {

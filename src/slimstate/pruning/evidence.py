@@ -14,6 +14,7 @@ from slimstate.models.load import Runtime, load_tokenizer, load_with
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.calibration import calibrate, draw_rows
 from slimstate.pruning.options import LENGTH, Calibration
+from slimstate.records.numbers import plural
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError, from_json
 from slimstate.selectors import Selector
@@ -44,7 +45,7 @@ def read_windows(
         windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder), width)
     if windows.tokens.shape != calibration.size:
         samples, length = windows.tokens.shape
-        reporter.say(f"{windows.source} is short: {samples} windows of {length} tokens are all it has")
+        reporter.say(f"{windows.source} is short: {plural(samples, 'window')} of {length} tokens, and no more")
     return windows
 
 

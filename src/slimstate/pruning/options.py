@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from slimstate.data.options import TextOptions, TextSource
+from slimstate.records.numbers import plural
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
@@ -102,4 +103,6 @@ class Budget(Options):
 
     def describe(self) -> str:
         each = f"{self.bytes / MIB:.4g} MiB per sequence in {self.dtype}"
-        return each if self.state_mb is not None else f"{self.memory_gb:g} GiB for {self.sequences} sequences, {each}"
+        if self.sequences is None:
+            return each
+        return f"{self.memory_gb:g} GiB for {plural(self.sequences, 'sequence')}, {each}"

@@ -23,6 +23,7 @@ from slimstate.reconstruction.options import ReconstructOptions, count_held_out
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.reconstruction.walk import StoredCut, Walk
 from slimstate.records.base import versions
+from slimstate.records.numbers import plural
 from slimstate.records.parts import Text
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings, Teacher
@@ -109,7 +110,8 @@ class ReconstructionJob(Value):
         writers: list[CheckpointWriter],
     ) -> tuple[LayerErrors, ...]:  # fmt: skip
         self.reporter.say(
-            f"reconstructing {len(self.teacher.mixers)} layers: {settings.steps} steps of {settings.batch} windows each"
+            f"reconstructing {plural(len(self.teacher.mixers), 'layer')}: {plural(settings.steps, 'step')} of"
+            f" {plural(settings.batch, 'window')} each"
             f" of {settings.samples} x {settings.length} tokens"
         )
         walk = Walk(

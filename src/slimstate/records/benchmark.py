@@ -191,7 +191,7 @@ class LargestBatch(Value):
 
     @property
     def line(self) -> str:
-        return f"{self.model} at {dims_text(self.key_dim, self.value_dim)}: {self.batch:,} sequences fit"
+        return f"{self.model} at {dims_text(self.key_dim, self.value_dim)}: a batch of {self.batch:,} fits"
 
 
 class DecodeRecord(BenchRecord):

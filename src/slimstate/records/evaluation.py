@@ -7,7 +7,7 @@ from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
-from slimstate.records.numbers import dims_text, is_none, percent
+from slimstate.records.numbers import dims_text, is_none, percent, plural
 from slimstate.records.parts import Model, Origin, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 from slimstate.records.training import ReconstructionSettings
@@ -291,7 +291,7 @@ class SweepRecord(Record, Origin):
     def headline(self) -> str:
         uncut = self.uncut.perplexity
         advice = "" if self.recommended is None else f"\n{self.recommended.line()}"
-        return f"{len(self.rows)} cuts of {self.model}; perplexity per token, {uncut:.4g} uncut{advice}"
+        return f"{plural(len(self.rows), 'cut')} of {self.model}; perplexity per token, {uncut:.4g} uncut{advice}"
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for the uncut model and for every cut."""

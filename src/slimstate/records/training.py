@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import Record
-from slimstate.records.numbers import fixed, signed, with_error
+from slimstate.records.numbers import fixed, plural, signed, with_error
 from slimstate.records.parts import Model, Origin, Text, TextSizes
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
@@ -208,7 +208,7 @@ class RateTrial(Value):
     held_out: float
 
     def __str__(self) -> str:
-        return f"{self.learning_rate:g} (error {self.held_out:.4f} after {self.steps} steps)"
+        return f"{self.learning_rate:g} (error {self.held_out:.4f} after {plural(self.steps, 'step')})"
 
 
 class LayerErrors(Value):
@@ -263,7 +263,7 @@ class DistillationResult(Value):
 
     def line(self) -> str:
         change = f"{self.before:.4f} to {self.after:.4f} nats per token on held-out windows"
-        return f"distilled for {self.steps} steps: {change}{'' if self.taken else '; not taken'}"
+        return f"distilled for {plural(self.steps, 'step')}: {change}{'' if self.taken else '; not taken'}"
 
 
 class ReconstructionRecord(ModelFolderRecord):
@@ -295,8 +295,8 @@ class ReconstructionRecord(ModelFolderRecord):
         return [layer.layer for layer in self.layers if not layer.improved]
 
     def headline(self) -> str:
-        errors = f"{self.error_before:.4f} to {self.error_after:.4f}"
-        return f"reconstructed {self.name}: mean error of {len(self.layers)} layers on held-out windows {errors}"
+        errors = f"{self.error_before:.4f} to {self.error_after:.4f} on held-out windows"
+        return f"reconstructed {self.name}: mean error of {plural(len(self.layers), 'layer')} {errors}"
 
     def notes(self) -> Iterator[str]:
         """Yield the learning rates that were chosen, the layers that did not improve, and whether more text helps."""
@@ -305,7 +305,7 @@ class ReconstructionRecord(ModelFolderRecord):
                 rates = ", ".join(map(str, layer.trial))
                 yield f"learning rate {layer.chosen_rate:g}, chosen at layer {layer.layer} from {rates}"
         if self.unimproved:
-            count = f"{len(self.unimproved)} of {len(self.layers)} layers"
+            count = f"{len(self.unimproved)} of {plural(len(self.layers), 'layer')}"
             yield f"{count} did not improve and keep the weights of the cut: {', '.join(map(str, self.unimproved))}"
         trained = sum(layer.after for layer in self.layers) / max(1, len(self.layers))
         if len(self.unimproved) < len(self.layers) and self.error_after > OVERFIT * trained:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 
+from slimstate.records.numbers import plural
 from slimstate.system.progress import Reporter, Update
 from slimstate.training.options import TrainOptions
 
@@ -38,7 +39,7 @@ class TrainingProgress:
             self.is_announced = True
             if left := self.total - done:
                 duration = timedelta(seconds=round(seconds / steps * left))
-                self.reporter.say(f"the remaining {left:,} steps will take about {duration}")
+                self.reporter.say(f"the remaining {plural(left, 'step')} will take about {duration}")
 
     def log(self, done: int, loss: float) -> None:
         """Show the loss and the speed."""

@@ -27,7 +27,7 @@ from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.records.base import versions
 from slimstate.records.folder import check_model_folder
-from slimstate.records.numbers import epochs_text
+from slimstate.records.numbers import epochs_text, plural
 from slimstate.records.parts import Text
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RecoveryRecord, Teacher, TrainingRecord, TrainingRunRecord, TrainSettings
@@ -164,7 +164,7 @@ class Session(Value, Generic[R]):
         kernels = describe_kernels(run.place, run.precision, job.student.family.library)
         say(f"kernels: {kernels}")
         say(
-            f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
+            f"training {size:,} parameters for {plural(options.total_steps, 'step')} of {options.batch_size} x"
             f" {options.length} tokens: {options.total_tokens:,} tokens, {epochs_text(schedule.epochs)}"
         )
         folder = self.run_folder.path / job.part

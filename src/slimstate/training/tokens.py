@@ -16,6 +16,7 @@ from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perple
 from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
+from slimstate.records.numbers import plural
 from slimstate.records.training import Measurements, Nats
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
@@ -149,7 +150,8 @@ def _corpus(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Repor
             corpus = Corpus.collect(tokenizer, reading, options.length, samples, held_out, folder, exact=exact)
     epochs = Schedule(corpus, samples, text.seed).epochs
     if epochs > 1:
-        size = f"{corpus.source} has {corpus.count - corpus.held_out:,} windows of {corpus.length} tokens to train on"
+        windows = plural(corpus.count - corpus.held_out, "window")
+        size = f"{corpus.source} has {windows} of {corpus.length} tokens to train on"
         line = f"{size}, the training takes {samples:,}: {epochs:.2f} epochs"
         if text.no_repeat:
             raise DataError(f"{line}; with `no_repeat` at most `steps` {int(samples / epochs) // options.batch_size}")

@@ -13,6 +13,7 @@ from slimstate.evaluation.analysis import Analysis, StateUse, filters_record, tr
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.records.base import versions
 from slimstate.records.folder import check_drawings, check_record
+from slimstate.records.numbers import plural
 from slimstate.records.parts import Text
 from slimstate.records.provenance import run_config
 from slimstate.system.atomic import check_kind, check_place, staged_files
@@ -70,7 +71,7 @@ def _analyze(
     text, tokenizers = as_text_source(text), same_tokenizers(checkpoints.values())
     windows = shared_windows(tokenizers, config.reading(text), config.length, config.samples * config.length)
     if len(windows.tokens) < config.samples:
-        count = f"{len(windows.tokens)} windows of {config.length} tokens"
+        count = f"{plural(len(windows.tokens), 'window')} of {config.length} tokens"
         raise DataError(f"{text} has {count}: use fewer `samples` than {config.samples}")
     shared = {
         "text": Text(**windows.describe()), "every": config.every, "skip": config.skip, "seed": config.seed,

@@ -31,7 +31,7 @@ def evaluate(
     Windows of the text do not overlap. Word perplexity is that of lm-eval's task `wikitext`.
 
     Parameters:
-        model: A model folder, a hub id, or a transformers model in memory.
+        model: A model folder or a hub id. In Python also a transformers model in memory.
         text: Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name.
             In Python also strings, chats or rows in a list or any iterable.
         out: File for the record, such as records/evaluation.json.

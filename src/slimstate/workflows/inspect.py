@@ -21,7 +21,7 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
     """Show the recurrent state of a model and the key dims worth choosing. Only config and tensor headers are read.
 
     Parameters:
-        model: A model folder, a hub id, a config.json, or a transformers model in memory.
+        model: A model folder, a hub id or a config.json. In Python also a transformers model in memory.
 
     Returns:
         A record with `key_dim`, `state_bytes`, `options` (the key dims worth choosing) and more; with an engine and a

@@ -48,7 +48,7 @@ def prune(
     Several processes share the calibration, and the main one writes.
 
     Parameters:
-        model: A model folder, a hub id, or a transformers model in memory.
+        model: A model folder or a hub id. In Python also a transformers model in memory.
         out: Folder for the cut model; it appears only when it is complete. Without it nothing is written, and the cut
             of a model in memory is `.cut_model` of the result.
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import versions
+from slimstate.records.numbers import plural
 from slimstate.records.provenance import RecipeRecord, command_line
 from slimstate.system import bundled, distributed
 from slimstate.system.atomic import check_place
@@ -270,7 +271,7 @@ def _describe_progress(folder: Path, steps: int) -> str | None:
     if not (folder / PROGRESS).exists():
         return None
     done = len(RecipeRecord.read(folder / PROGRESS).steps)
-    return f"{done} of {steps} steps are done, in {folder}; the same command continues"
+    return f"{done} of {plural(steps, 'step')} done, in {folder}; the same command continues"
 
 
 def _run_options(config: Config, target: Path | None, outputs: Sequence[str]) -> Config:

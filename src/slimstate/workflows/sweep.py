@@ -32,7 +32,7 @@ from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.evaluation import UNCUT, Measure, Row, SweepRecord, SweepSettings
 from slimstate.records.folder import check_drawings
-from slimstate.records.numbers import dims_text, fixed, perplexity, signed
+from slimstate.records.numbers import dims_text, fixed, perplexity, plural, signed
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import RECONSTRUCTION
@@ -65,7 +65,7 @@ def sweep(
     Several processes share the calibration; the main one measures and writes.
 
     Parameters:
-        model: A model folder, a hub id, or a transformers model in memory.
+        model: A model folder or a hub id. In Python also a transformers model in memory.
         out: Folder for records, tables and the figure; an interrupted sweep continues there.
 
     Returns:
@@ -175,7 +175,7 @@ def _measure(
     earlier, count = read_earlier(folder / SWEEP, study.settings), len(study.candidates)
     missing = len(study.missing(earlier))
     if earlier is not None:
-        reporter.say(f"{count - missing} of {count} rows are in {folder / SWEEP} already")
+        reporter.say(f"{count - missing} of {plural(count, 'row')} found in {folder / SWEEP} already")
         if not missing:
             return study.record(earlier.uncut, earlier.rows, earlier.kernels)
     with reporter.waiting("loading the model"):

@@ -102,9 +102,8 @@ def _show_pool(record: "PoolRecord") -> Printout:
     """Yield how many sequences fit into the memory of an engine at every key dim."""
     cards = "" if record.tensor_parallel == 1 else f" on each of {record.tensor_parallel} GPUs"
     prefixes = ", prefix caching" if record.prefix_caching else ""
-    yield (
-        f"{record.model}: {record.model_type}, {record.linear_layers} linear and {record.softmax_layers} softmax layers"
-    )
+    layers = f"{plural(record.linear_layers, 'linear layer')}, {plural(record.softmax_layers, 'softmax layer')}"
+    yield f"{record.model}: {record.model_type}, {layers}"
     yield (
         f"{record.engine}: {record.memory_bytes / 2**30:g} GiB for states and caches{cards}, sequences of"
         f" {record.context:,} tokens{prefixes}; states in {record.state_dtype}, keys and values in {record.kv_dtype}"
@@ -173,8 +172,8 @@ def show_reconstruction(record: "ReconstructionRecord") -> Printout:
     """Yield the errors before and after a reconstruction."""
     improved = len(record.layers) - len(record.unimproved)
     yield (
-        f"reconstructed {improved} of {len(record.layers)} layers; their mean error on {record.held_out} held-out"
-        f" windows: {record.error_before:.4f} to {record.error_after:.4f}"
+        f"reconstructed {improved} of {plural(len(record.layers), 'layer')}; mean error on"
+        f" {plural(record.held_out, 'held-out window')}: {record.error_before:.4f} to {record.error_after:.4f}"
     )
     yield from record.notes()
     if record.distillation is not None:

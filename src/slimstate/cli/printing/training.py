@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import slimstate
 from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import Printout, Table
-from slimstate.records.numbers import fixed, perplexity
+from slimstate.records.numbers import fixed, perplexity, plural
 from slimstate.system.errors import PlanError
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
@@ -55,7 +55,7 @@ def show_recovery(record: "RecoveryRecord | Preview") -> Printout:
         yield "the mixers are trained whole"
     beside = f"parameters to train beside the {record.parameters:,} of the model"
     yield f"{record.trained_parameters:,} {beside if record.targets else f'of {record.parameters:,} parameters'}"
-    yield f"{record.steps:,} steps, {record.tokens:,} tokens; dry run: nothing was trained"
+    yield f"{plural(record.steps, 'step')}, {record.tokens:,} tokens; dry run: nothing was trained"
 
 
 def show_training(record: "TrainingRunRecord") -> Printout:

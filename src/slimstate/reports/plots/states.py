@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from slimstate.records.numbers import plural
 from slimstate.records.states import Bounds, FiltersRecord, TraceRecord
 from slimstate.reports.plots.style import INK, MUTED, literal, new_figure, save, series, styled
 from slimstate.system.errors import PlanError
@@ -145,7 +146,8 @@ def retrieval(traces: Sequence[TraceRecord]) -> Figure:
     figure, grid = new_figure(7, 1 + 2.4 * len(traces), len(traces), squeeze=False, sharey=True)
     for axes, (trace, shade, label) in zip(grid[:, 0], series(traces), strict=True):
         _draw_states(axes, trace.bounds, shade)
-        title = f"{label}: {trace.bounds.states} states, {trace.bounds.violations or 'none'} outside the bounds"
+        outside = f"{trace.bounds.violations or 'none'} outside the bounds"
+        title = f"{label}: {plural(trace.bounds.states, 'state')}, {outside}"
         axes.set_title(title, fontsize=10, fontweight="normal")
     grid[-1][0].set_xlabel("states, by effective rank")
     grid[0][0].legend(loc="upper left")
