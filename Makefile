@@ -50,6 +50,8 @@ fuzz: $(READY)
 crash: $(READY)
 	$(BIN)/python tests/crash_suite.py
 
+# the commands of docs/guides/engine.md on a tiny model
+GUIDE = tests/serving/test_guides.py::test_commands_of_a_guide_run
 # an environment for each engine, as each pins packages of its own; the tests run in ours and name its interpreter
 $(VENV)-mlx/.ready:
 	$(PYTHON) -m venv $(VENV)-mlx
@@ -58,7 +60,7 @@ $(VENV)-mlx/.ready:
 
 engines-mlx: $(READY) $(VENV)-mlx/.ready
 	SLIMSTATE_MLX_PYTHON=$(abspath $(VENV)-mlx/bin/python) $(BIN)/python -m pytest tests/serving/test_mlx_engine.py \
-		tests/serving/test_mlx_quantised.py
+		tests/serving/test_mlx_quantised.py "$(GUIDE)[engine-mlx]"
 
 LLAMA = 0.3.36
 LLAMA_SOURCE = build/llama_cpp_python-$(LLAMA)/vendor/llama.cpp
@@ -72,7 +74,7 @@ $(VENV)-llama/.ready:
 engines-llama: $(READY) $(VENV)-llama/.ready
 	SLIMSTATE_LLAMA_PYTHON=$(abspath $(VENV)-llama/bin/python) \
 	SLIMSTATE_LLAMA_CONVERTER=$(abspath $(LLAMA_SOURCE)/convert_hf_to_gguf.py) \
-	$(BIN)/python -m pytest tests/serving/test_llama_engine.py
+	$(BIN)/python -m pytest tests/serving/test_llama_engine.py "$(GUIDE)[engine-llama]"
 
 $(VENV)-vllm/.ready:
 	$(PYTHON) -m venv $(VENV)-vllm
@@ -84,7 +86,8 @@ $(VENV)-vllm/.ready:
 engines-vllm: $(READY) $(VENV)-vllm/.ready
 	SLIMSTATE_VLLM_PYTHON=$(abspath $(VENV)-vllm/bin/python) \
 	SLIMSTATE_VLLM_KERNELS=$$($(VENV)-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
-	$(BIN)/python -m pytest tests/serving/test_vllm_engine.py tests/benchmark/test_engine_kernels.py
+	$(BIN)/python -m pytest tests/serving/test_vllm_engine.py tests/benchmark/test_engine_kernels.py \
+		"$(GUIDE)[engine-vllm]"
 
 # without their dependencies, which pin other versions of transformers; the packages of our environment serve
 $(VENV)-compressed/.ready: $(READY)
@@ -95,7 +98,8 @@ $(VENV)-compressed/.ready: $(READY)
 	touch $@
 
 engines-compressed: $(VENV)-compressed/.ready
-	PYTHONPATH=$(abspath src) $(VENV)-compressed/bin/python -m pytest tests/checkpoints/test_compressed_tensors.py
+	PYTHONPATH=$(abspath src) $(VENV)-compressed/bin/python -m pytest tests/checkpoints/test_compressed_tensors.py \
+		"$(GUIDE)[engine-compressed]"
 
 engines: engines-mlx engines-compressed engines-llama engines-vllm
 
@@ -106,6 +110,7 @@ wheel: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/render.py
+	$(BIN)/python docs/channels.py
 	$(BIN)/python docs/notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 

@@ -22,7 +22,7 @@ LONGEST = (
     "contract", "adaptation", "reconstruct", "recovery_training", "recipes", "fla_kernels", "report", "lm_eval",
     "formats", "processes", "resume", "hybrids", "sweep", "chunked_forms", "options", "recover_options", "control",
     "python_api", "measuring", "recovered_checkpoint", "distributed", "verification", "benchmark", "checkpoint",
-    "pretrain", "sweep_tasks", "documents", "fla_modules", "rotations", "cli", "distill", "one_layer",
+    "pretrain", "sweep_tasks", "documents", "fla_modules", "rotations", "cli", "distill", "guides", "one_layer",
     "distillation", "one_layer_in_memory", "calibration", "shared_filters", "structure", "front_page", "teacher",
     "budget", "wikitext", "offload", "units", "strange_models", "effective_rank",
 )  # fmt: skip
