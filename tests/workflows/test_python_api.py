@@ -12,9 +12,12 @@ import slimstate
 import tiny
 from recoveries import Listener
 from slimstate import EvalConfig, PruneConfig, RecoverConfig, Selector, workflows
+from slimstate.benchmark.options import CalibrateBenchConfig
+from slimstate.cli.commands import OutputFlags
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 from slimstate.system.options import Options, options_of
+from slimstate.workflows.options import InspectConfig, SweepConfig, VerifyConfig
 
 pytestmark = pytest.mark.slow
 NAME = "delta_net-plain"
@@ -168,6 +171,22 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
         (EvalConfig, {"state_every": 8}, "`state_every` needs another `state_dtype`"),
         (RecoverConfig, {"no_teacher": True, "temperature": 1.0}, "`temperature` needs a teacher"),
         (RecoverConfig, {"cache_top_k": 8}, "`cache_top_k` needs `cache_teacher`"),
+        (InspectConfig, {"state_dtype": "bf16"}, "`state_dtype` needs a budget"),
+        (InspectConfig, {"engine": "vllm", "context": 8, "memory_gb": 1, "sequences": 2}, "`sequences` has no effect"),
+        (InspectConfig, {"engine": "vllm", "kv_dtype": "fp8"}, "`kv_dtype` is for the memory of a serving engine"),
+        (SweepConfig, {"limit": 8}, "`limit` needs `tasks`"),
+        (SweepConfig, {"samples": 8}, "`samples` needs `data`"),
+        (SweepConfig, {"value_method": "l1"}, "`value_method` needs `value_dims`"),
+        (SweepConfig, {"state_every": 8}, "`state_every` needs another of `state_dtypes`"),
+        (
+            SweepConfig,
+            {"data": "x", "reconstruct_steps": 0, "reconstruct": True, "reconstruct_learning_rate": 0.1},
+            "`reconstruct_learning_rate` needs `reconstruct_steps` above 0",
+        ),
+        (VerifyConfig, {"engine": "mlx", "gguf_type": "q8_0"}, "`gguf_type` is for `engine` llama.cpp"),
+        (VerifyConfig, {"engine": "mlx", "engine_settings": '{"a": 1}'}, "`engine_settings` is for `engine` llama"),
+        (CalibrateBenchConfig, {"documents": "lines"}, "`documents` needs `data`"),
+        (OutputFlags, {"quiet": True, "verbose": True}, "either `quiet` or `verbose`"),
     ],
 )
 def test_an_option_without_effect_is_refused(config, values, message):

@@ -118,6 +118,8 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     to itself, and finds the variants compiled, except those of norms that depend on the number of rows.
     Does nothing on a CPU or without jobs.
     """
+    if options.jobs and bench.device.type != "cuda":
+        bench.reporter.say("no effect on a CPU: jobs")
     if bench.device.type != "cuda" or options.jobs < 1:
         return
     threads = max(1, len(os.sched_getaffinity(0)) // options.jobs)

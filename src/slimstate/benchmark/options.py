@@ -118,6 +118,9 @@ class CalibrateBenchConfig(BenchConfig, DocumentOptions):
     """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name;
     default: random tokens."""
 
+    def check(self) -> None:
+        self.refuse(("documents", "special_tokens"), "needs `data`", unless=self.data is not None)
+
 
 def title(model: str) -> str:
     """Return the name of an architecture as the paper writes it."""

@@ -101,11 +101,15 @@ def run(
         raise PlanError(f"give a config or a recipe: a file, or one of {', '.join(recipes())}")
     path = recipe_path(file)
     if (config := read_config(path)) is not None:
+        if small or changes:
+            raise PlanError(f"--{'small' if small else 'set'} is for recipes, and {file} is not one")
         config |= {"out": out} if out is not None else {}
         if dry_run:
             print_all([command_line(config)])
             return None
         return find_command(config["command"]).execute(config | {"json": as_json} | ({"force": True} if force else {}))
+    if force:
+        raise PlanError("--force is for a config: a recipe replaces only what it wrote")
     recipe, scale, values = Recipe.read(path), "small" if small else "paper", dict(map(_parse_pair, changes))
     if dry_run:
         steps = recipe.configs(scale, default_results(path) if out is None else Path(out), values)

@@ -37,6 +37,10 @@ class OutputFlags(Options):
     verbose: bool = once()
     """Show diagnostics, too."""
 
+    def check(self) -> None:
+        if self.quiet and self.verbose:
+            raise PlanError("give either `quiet` or `verbose`")
+
 
 class HubFlags(OutputFlags):
     """Output"""

@@ -32,6 +32,9 @@ class ReconstructOptions(Options):
     learning_rate: Annotated[float | None, Meta(gt=0, lt=1)] = None
     """Highest learning rate of Adam; default: by the width of the layers and a short trial on held-out windows."""
 
+    def check(self) -> None:
+        self.refuse(("learning_rate",), "needs `steps` above 0", unless=self.steps != 0)
+
     def windows(self, tokenizer: Any, reading: "Reading", seed: int, device: str) -> "Windows":
         """Return the windows to train on, drawn from a text."""
         from slimstate.data.text import sample_windows

@@ -54,8 +54,9 @@ class EngineOptions(EngineChoice):
         for name, path in (("python", self.python), ("converter", self.converter)):
             if path is not None and not path.is_file():
                 raise PlanError(f"`{name}` must be a file, got {quoted(path)}")
-        if self.gguf_type is not None and self.engine != "llama.cpp":
-            raise PlanError("`gguf_type` is for `engine` llama.cpp, which reads GGUF")
+        is_gguf, has_settings = self.engine == "llama.cpp", self.engine not in ("transformers", "mlx")
+        self.refuse(("gguf_type", "converter"), "is for `engine` llama.cpp, which reads GGUF", unless=is_gguf)
+        self.refuse(("engine_settings",), "is for `engine` llama.cpp, vllm or sglang", unless=has_settings)
         if not isinstance(self.settings, dict):
             raise PlanError("`engine_settings` must be a JSON object of names and values")
 

@@ -85,6 +85,8 @@ class Pool(Value):
     state_dtype: str
 
     def __post_init__(self) -> None:
+        reason = "has no effect: the model has no softmax attention"
+        self.options.refuse(("kv_dtype",), reason, unless=bool(self.caches.softmax_layers))
         shards, sizes = self.options.tensor_parallel, self.caches.sizes
         if sizes.value_heads % shards or (sizes.heads % shards and not self.caches.repeated_keys):
             heads = f"{sizes.heads} key heads and {sizes.value_heads} value heads"

@@ -88,9 +88,9 @@ class Options(Value):
             option.name: plain_value(value) for option, value in values if not option.once and value != option.default
         }
 
-    def refuse(self, names: Iterable[str], reason: str) -> None:
-        """Raise a `PlanError` if one of these options differs from its default, because it would have no effect."""
-        for name in filter(self.to_values().__contains__, names):
+    def refuse(self, names: Iterable[str], reason: str, *, unless: bool = False) -> None:
+        """Raise a `PlanError` if one of these options differs from its default, unless it has an effect."""
+        for name in () if unless else filter(self.to_values().__contains__, names):
             raise PlanError(f"`{name}` {reason}")
 
 

@@ -106,10 +106,9 @@ class TeacherOptions(Options):
             raise PlanError("give either `teacher` or `no_teacher`")
         if self.no_teacher and self.cache_teacher is not None:
             raise PlanError("`cache_teacher` needs a teacher: leave out `no_teacher`")
-        if self.no_teacher:
-            self.refuse(("kd_weight", "temperature"), "needs a teacher: leave out `no_teacher`")
-        if self.cache_teacher is None:
-            self.refuse(("cache_top_k",), "needs `cache_teacher`")
+        has_teacher, has_cache = not self.no_teacher, self.cache_teacher is not None
+        self.refuse(("kd_weight", "temperature"), "needs a teacher: leave out `no_teacher`", unless=has_teacher)
+        self.refuse(("cache_top_k",), "needs `cache_teacher`", unless=has_cache)
 
 
 class TrainerOptions(Options):

@@ -48,6 +48,7 @@ def evaluate(
         raise PlanError("`associative` places its pairs in a text: give `text`")
     if text is None and not measures.tasks:
         raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
+    config.refuse(("length", "max_tokens", "documents", "special_tokens"), "needs `text`", unless=text is not None)
     if out is not None:
         check_place(Path(out), folder=False)
         check_record(Path(out))

@@ -21,6 +21,9 @@ from slimstate.system.options import Options, once, options_of
 from slimstate.training.options import RecoverOptions, TrainOptions
 from slimstate.workflows.inputs import Model
 
+TASK_OPTIONS = ("task_data", "limit", "recall_prompts")
+NEEDS_BUDGET = "needs a budget: `state_mb`, or `sequences` and `memory_gb`"
+
 
 class InspectConfig(EngineChoice):
     """What to show of a model"""
@@ -33,16 +36,16 @@ class InspectConfig(EngineChoice):
         return self.engine is not None and self.pool.context is not None
 
     def check(self) -> None:
+        budget = self.budget
         if self.counts_pool:
-            if self.budget.memory_gb is None:
+            if budget.memory_gb is None:
                 raise PlanError("`context` with `engine` needs `memory_gb`: GiB for states and caches on each GPU")
+            self.refuse(("sequences", "state_mb", "axes"), "has no effect on what fits: leave out `context`")
             return
-        unused = [name for name in self.pool.to_values() if name != "context"]
-        if self.pool.context is not None and self.budget.memory_gb is not None and self.budget.sequences is None:
-            unused.append("context")
-        if unused:
-            advice = "give `engine` vllm or sglang, `context` and `memory_gb`"
-            raise PlanError(f"`{unused[0]}` is for the memory of a serving engine: {advice}")
+        alone = self.pool.context is not None and budget.memory_gb is not None and budget.sequences is None
+        advice = "is for the memory of a serving engine: give `engine` vllm or sglang, `context` and `memory_gb`"
+        self.refuse((name for name in self.pool.to_values() if name != "context" or alone), advice)
+        self.refuse(("state_dtype",), NEEDS_BUDGET, unless=budget.is_set)
 
 
 class PruneConfig(EngineChoice):
@@ -97,11 +100,10 @@ class PruneConfig(EngineChoice):
         )
         if self.value_method is not None and not cuts_values:
             raise PlanError("`value_method` needs `value_dim`, `state_dim` or `axes`")
-        if self.apply is not None:
-            groups = (option.name for group in (Calibration, CutOptions) for option in options_of(group))
-            self.refuse(("method", "score", "value_method", *groups), "is part of the plan of `apply`: leave it out")
-        if not self.budget.is_set:
-            self.refuse(("state_dtype",), "needs a budget: `state_mb`, or `sequences` and `memory_gb`")
+        groups = (option.name for group in (Calibration, CutOptions) for option in options_of(group))
+        names, reason = ("method", "score", "value_method", *groups), "is part of the plan of `apply`: leave it out"
+        self.refuse(names, reason, unless=self.apply is None)
+        self.refuse(("state_dtype",), NEEDS_BUDGET, unless=self.budget.is_set)
         if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError(
                 "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"
@@ -253,10 +255,9 @@ class EvalConfig(TextOptions):
 
     def check(self) -> None:
         object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
-        if not (self.measures.tasks or self.recall):
-            self.refuse(("task_data", "limit", "recall_prompts"), "needs `tasks` or `recall`")
-        if self.state_dtype == "float32":
-            self.refuse(("state_every",), "needs another `state_dtype` than float32")
+        has_tasks, is_rounded = bool(self.measures.tasks or self.recall), self.state_dtype != "float32"
+        self.refuse(TASK_OPTIONS, "needs `tasks` or `recall`", unless=has_tasks)
+        self.refuse(("state_every",), "needs another `state_dtype` than float32", unless=is_rounded)
 
 
 class AnalyzeConfig(TraceOptions):
@@ -289,6 +290,11 @@ class SweepConfig(Options):
             raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
         if self.reconstruct is not None and self.calibration.data is None:
             raise PlanError("`reconstruct` trains on text: give it with `data`")
+        grid, is_rounded = self.grid, {*self.grid.state_dtypes} != {"float32"}
+        self.refuse(("samples", "length", "rrqr_rows"), "needs `data`", unless=self.calibration.data is not None)
+        self.refuse(TASK_OPTIONS, "needs `tasks`", unless=bool(self.measures.tasks))
+        self.refuse(("value_method",), "needs `value_dims`", unless=bool(grid.value_dims))
+        self.refuse(("state_every",), "needs another of `state_dtypes` than float32", unless=is_rounded)
 
 
 class VerifyRunOptions(RunOptions):

@@ -24,6 +24,7 @@ from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.cut import CutRecord, EstimateRecord
+from slimstate.records.evaluation import UNINFORMED
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
 from slimstate.records.serving import LayerSpeed
@@ -36,7 +37,7 @@ from slimstate.system.options import prefixed
 from slimstate.system.progress import Reporter
 from slimstate.training.distill import DistillationJob
 from slimstate.workflows.inputs import Inputs, Model, Progress, budget_dims, in_memory
-from slimstate.workflows.options import PruneConfig
+from slimstate.workflows.options import PruneConfig, SweepConfig
 
 
 def prune(
@@ -162,8 +163,7 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     if layerwise:
         reason = "has no effect: layers are calibrated on the windows of `reconstruct_samples` and `reconstruct_length`"
         config.refuse(("samples", "length"), reason)
-    if unused := _unused_options(config, methods):
-        reporter.say(f"no effect with {' and '.join(each.name for each in methods)}: {', '.join(unused)}")
+    report_unused(config, methods, reporter)
     windows = None if layerwise else read_windows(checkpoint, methods, calibration, reporter)
     _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
     request = Request(
@@ -177,14 +177,16 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     )  # fmt: skip
 
 
-def _unused_options(config: PruneConfig, methods: Sequence[Selector]) -> list[str]:
-    """Return the options that differ from their defaults and that these methods do not read."""
+def report_unused(config: PruneConfig | SweepConfig, methods: Sequence[Selector], reporter: Reporter) -> None:
+    """Report the options that differ from their defaults and that these methods do not read."""
     needs = frozenset[str]().union(*(method.needs for method in methods))
     names = [] if any("f" in method.options for method in methods) else ["rrqr_f", "rrqr_swaps"]
     names += [] if "gram" in needs else ["rrqr_rows"]
-    if not needs - {"weight"}:
+    names += ["score", "scores"] if all(method.name in UNINFORMED for method in methods) else []
+    if isinstance(config, PruneConfig) and not needs - {"weight"}:  # a sweep still measures condition numbers
         names += ["samples", "length", "evidence", *(["data"] if config.reconstruct is None else [])]
-    return [name for name in names if name in config.to_values()]
+    if unused := [name for name in names if name in config.to_values()]:
+        reporter.say(f"no effect with {' and '.join(each.name for each in methods)}: {', '.join(unused)}")
 
 
 def _value_method(config: PruneConfig) -> Any:

@@ -45,7 +45,7 @@ from slimstate.system.options import prefixed
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.workflows.inputs import Inputs, Model, Progress
 from slimstate.workflows.options import PruneConfig, SweepConfig
-from slimstate.workflows.prune import prune, selection_job
+from slimstate.workflows.prune import prune, report_unused, selection_job
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
 OUTPUTS = ("sweep.*", "ablation.*", "pareto.*")
@@ -155,6 +155,7 @@ def _measure(
     grid = Grid.of(config.grid, first.axis.width, first.value_dim, reporter)
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
+    report_unused(config, grid.selectors, reporter)
     cuts_values = bool(config.grid.value_dims) or checkpoint.family.one_width
     needs, tokenizer = grid.needs(calibration.data is not None, cuts_values), load_tokenizer(checkpoint.folder)
     text, max_tokens = calibration.reading(config.text), config.measures.max_tokens
