@@ -60,7 +60,13 @@ def test_a_cut_computes_what_its_mask_computes(name, scheme, tmp_path):
     options = {key: value for key, value in MODELS[name].items() if value is not None}
     model = tiny.save(tiny.build(Variant(name, name, options)), tmp_path / "model")
     source, ids = quantise(model, scheme), tiny.token_ids(1, 40)
-    runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers
+    runtime, checkpoint = load(source, device="cpu"), Checkpoint.open(source)
+    mixers = checkpoint.mixers
+    for mixer in mixers:
+        weight = mixer.by_channel(mixer.key, runtime.model.get_parameter(mixer.running_name_of(mixer.key)).detach())
+        torch.testing.assert_close(
+            checkpoint.read_rows(mixer, mixer.key), weight, rtol=2**-8 if "NV" in scheme else 1e-6, atol=0
+        )
     for width in WIDTHS:
         plain, out = tmp_path / f"plain-{width}", tmp_path / f"cut-{width}"
         slimstate.prune(model, plain, method="random", key_dim=width, progress=False)

@@ -52,7 +52,7 @@ def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path,
     if model != MODELS[0]:  # the stock shapes of one model are compared in every format
         monkeypatch.setattr("slimstate.workflows.prune.check_stock_shapes", lambda *_: None)
     modules = quantise(models[model], source, scheme, is_projection)
-    plan = slimstate.prune(source, out, method="random", key_dim=DIM, progress=False).plan
+    plan = slimstate.prune(source, out, method="l1", key_dim=DIM, progress=False).plan
     before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
     plain = {f"{stock_name(module)}.weight": scheme.values(parts_of(before, module)) for module in modules}
     slots = {
@@ -131,6 +131,10 @@ BAD = {
     "codes of blocks": ("fp8-blocks", {"weight_scale_inv": lambda t: t.byte()}, {}, "of U8; FP8 needs scales of bl"),
     "dtype": ("modelopt-nvfp4", {"weight": lambda t: t.to(torch.int16)}, {}, "weight of I16 is not known to the"),
     "rotated": ("ct-fp8", {}, {"transform_config": {"config_groups": {}}}, "with transform_config .* is not known"),
+    "no zeros": ("awq", {"qzeros": lambda _: None}, {}, "qkvz.qzeros is missing, which AWQ needs"),
+    "inputs": ("gptq", {"g_idx": lambda t: t[1:]}, {}, r"g_idx is \[63\] of I32; GPTQ needs \[64\] of I32 or I64"),
+    "groups": ("gptq", {"g_idx": lambda t: t + 1}, {}, r"qkvz.g_idx must have groups from 0 to 3 \(GPTQ\)"),
+    "factor": ("ct-nvfp4", {"weight_global_scale": lambda t: t.repeat(3)}, {}, "FP4 needs one number, or 64 there"),
     "no method": ("ct-fp8", {}, {"quant_method": None}, "a method without a name, which cannot be cut"),
 }
 
@@ -139,7 +143,7 @@ BAD = {
 def test_what_does_not_fit_a_format_is_refused_by_tensor_and_format(case, models, tmp_path, refusal):
     scheme, changes, settings, message = BAD[case]
     damaged(quantised(models, tmp_path / "model", scheme), changes, **settings)
-    line = refusal("prune", tmp_path / "model", "--out", tmp_path / "cut", "--method", "random", "--key-dim", DIM)
+    line = refusal("prune", tmp_path / "model", "--out", tmp_path / "cut", "--method", "l1", "--key-dim", DIM)
     assert re.search(message, line), line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
@@ -198,7 +202,7 @@ def test_a_cut_of_values_is_refused_where_the_output_projection_is_quantised(mod
     ].shape == (96, 1)
 
 
-def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tmp_path, refusal, succeed):
+def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tmp_path, text_file, refusal, succeed):
     source, plain = quantised(models, tmp_path / "model", "awq"), tmp_path / "plain"
     slimstate.prune(models[MODELS[0]], plain, method="l1", key_dim=DIM, progress=False)
     line = refusal("prune", source, "--apply", plain, "--out", tmp_path / "cut")
@@ -208,7 +212,7 @@ def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tm
     plan = Plan.read(tmp_path / "cut" / PLAN)
     assert plan.same_cut(Plan.read(plain / PLAN))
     assert (plan.model.source, plan.origin.source) == (str(source), str(models[MODELS[0]]))
-    line = refusal("prune", source, "--method", "l1", "--key-dim", DIM, "--out", tmp_path / "l1")
+    line = refusal("prune", source, "--data", text_file, "--key-dim", DIM, "--out", tmp_path / "drrqr")
     assert "use the unquantised model, whose plan a cut takes with --apply and --same-model" in line
     other = refusal("prune", models[MODELS[1]], "--apply", plain, "--same-model", "--out", tmp_path / "other")
     assert "is a plan for a qwen3_next, the model is a qwen3_5" in other
@@ -221,6 +225,29 @@ def test_commands_that_need_plain_weights_refuse_quantised_ones(command, models,
         command, source, *texts, "--out", tmp_path / "out", *(("--text", text_file) if command == "sweep" else ())
     )
     assert "is quantised (compressed-tensors) and cannot be" in line
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_values_are_read_from_the_files_of_every_format(name, models, tmp_path):
+    scheme = SCHEMES[name]
+    checkpoint = Checkpoint.open(quantised(models, tmp_path / "model", name))
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    for mixer in checkpoint.mixers:
+        for slot in (mixer.query, mixer.key):
+            values = scheme.values(parts_of(tensors, mixer.name_of(slot).removesuffix(".weight")))
+            rows = checkpoint.read_rows(mixer, slot)
+            assert torch.equal(rows.bfloat16().float() if "blocks" in name else rows, mixer.by_channel(slot, values))
+
+
+def test_gptq_has_its_zero_points_and_groups_as_its_config_and_file_say(models, tmp_path):
+    source, by = quantised(models, tmp_path / "model", "gptq"), torch.Generator().manual_seed(1)
+    order = torch.randperm(64, generator=by)
+    damaged(source, {"g_idx": lambda groups: groups[order]}, checkpoint_format="gptq_v2")
+    tensors = parts_of(load_file(source / "model.safetensors"), "model.layers.0.linear_attn.in_proj_qkvz")
+    scale, checkpoint = tensors["scales"].float()[tensors["g_idx"].long()].T, Checkpoint.open(source)
+    mixer = checkpoint.mixers[0]
+    expected = mixer.by_channel(mixer.key, SCHEMES["gptq"].values(tensors) + scale)  # zero points are not less one
+    torch.testing.assert_close(checkpoint.read_rows(mixer, mixer.key), expected)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

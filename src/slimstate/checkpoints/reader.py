@@ -254,16 +254,13 @@ class Checkpoint(Value):
                         os.posix_fadvise(opened.fileno(), info.start, info.size, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
-        """Return the rows of a projection by channel, [H, D, input size]; dequantise those with scales of blocks."""
+        """Return the rows of a projection by channel, [H, D, input size], dequantised where they are quantised."""
         name = mixer.name_of(slot)
         if (quantised := self.quantised.get(name)) is None:
-            values = self.read(name)
-        elif quantised.block_scale is None:
-            raise ModelError(f"{quoted(name)} is quantised ({quantised.storage}): its values cannot be read")
+            weight = mixer.by_channel(slot, self.read(name))
         else:
-            scale = self.read(quantised.block_scale)
-            values = quantised.dequantised(self.read(name), scale, torch.arange(quantised.shape[0]))
-        weight = mixer.by_channel(slot, values)
+            rows = mixer.by_channel(slot, torch.arange(quantised.shape[0]))
+            weight = quantised.dequantised(self.read, rows.flatten()).view(*rows.shape[:2], -1)
         finite = weight.isfinite().flatten(1).all(1)
         if not bool(finite.all()):
             head = int((~finite).nonzero()[0])

@@ -61,14 +61,12 @@ class TensorCut:
     def shape(self, name: str, shape: Iterable[int]) -> list[int]:
         if name not in self._weights:
             return self._cutter.shape(name, shape)
-        weight = self._weights[name]
-        rows = len(self._remaining(weight))
+        rows = len(self._remaining(weight := self._weights[name]))
         return [rows, weight.shape[1]] if self._becomes_plain(name) else weight.rows[name].shape(tuple(shape), rows)
 
     def dtype(self, name: str, dtype: str) -> str | None:
-        if name in self._removed:
-            return None
-        return PLAIN_DTYPE if self._becomes_plain(name) else dtype
+        after = PLAIN_DTYPE if self._becomes_plain(name) else dtype
+        return None if name in self._removed else after
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._weights:
@@ -76,8 +74,8 @@ class TensorCut:
         weight = self._weights[name]
         rows = self._remaining(weight)
         if self._becomes_plain(name):
-            assert weight.block_scale is not None
-            return weight.dequantised(tensor, self._checkpoint.read(weight.block_scale), rows)
+            read = self._checkpoint.read
+            return weight.dequantised(lambda part: tensor if part == name else read(part), rows).to(torch.bfloat16)
         if isinstance(weight.rows[name], StatedRows) and tensor.tolist() != list(weight.shape):
             stated = quoted(tensor.tolist())
             raise ModelError(f"{quoted(name)} says {stated}; {weight.storage} has a weight {list(weight.shape)}")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -16,7 +15,6 @@ from slimstate.core.surgery import Cutter, check_choice, remaining_channels
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import MAX_EPSILON
-from slimstate.models.load import load_with
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.evidence import EvidenceCollector
 from slimstate.pruning.options import Calibration
@@ -71,7 +69,7 @@ class SelectionJob(Value):
 
     def choices(self, mixers: Sequence[Mixer], evidence: Mapping[int, Evidence]) -> dict[int, Choice]:
         """Return what every mixer keeps, by layer."""
-        read_rows, layers = self._rows_reader(), [mixer.layer for mixer in mixers]
+        read_rows, layers = self.checkpoint.read_rows, [mixer.layer for mixer in mixers]
         each = cases(read_rows, mixers, self.selector.needs, evidence)
         if len(mixers) > 1:
             each = self.reporter.track(each, "choosing", len(mixers))
@@ -85,21 +83,6 @@ class SelectionJob(Value):
                 replace(choice, values=remaining_channels(value)) for choice, value in zip(choices, values, strict=True)
             ]
         return dict(zip(layers, choices, strict=True))
-
-    def _rows_reader(self) -> Callable[[Mixer, Slot], Tensor]:
-        """Return what reads weights by channel: from the files, or from the stock class, which dequantises them."""
-        if "weight" not in self.needs or len(self.checkpoint.dequantised) == len(self.checkpoint.quantised):
-            return self.checkpoint.read_rows
-        with self.reporter.waiting("loading the model for its weights"):
-            model = load_with(self.run, self.checkpoint.folder).model
-
-        def read_rows(mixer: Mixer, slot: Slot) -> Tensor:
-            weight: Tensor = model.get_parameter(mixer.running_name_of(slot)).detach()
-            if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                raise PlanError(f"layer {mixer.layer}: the weights stay quantised here; use a plan with `same_model`")
-            return mixer.by_channel(slot, weight)
-
-        return read_rows
 
 
 def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonObject | None) -> Plan:

@@ -13,15 +13,9 @@ from slimstate.system.plugins import Registry
 from slimstate.system.value import Value
 
 __all__ = [
-    "FORMATS",
-    "Format",
-    "Module",
-    "Quantisation",
-    "QuantisedWeight",
-    "quantisation_of",
-    "unquantised",
+    "FORMATS", "Format", "Module", "Quantisation", "QuantisedWeight", "quantisation_of", "unquantised",
     "with_plain_modules",
-]
+]  # fmt: skip
 
 FORMATS: Registry[Format] = Registry(
     Format, sys.modules[__name__], "FORMATS", name=lambda each: each.method, order=lambda each: each.method

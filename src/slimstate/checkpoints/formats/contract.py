@@ -7,9 +7,9 @@ becomes bfloat16. A cut of input columns, such as those of an output projection,
 has a place for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +22,10 @@ Settings = Mapping[str, Any]
 Dtypes = tuple[str, ...]
 WORD = 32  # bits
 SCALES: Dtypes = (*FLOATS, "F8_E4M3", "F8_E8M0", "U8")
-
-
-class Rows(Protocol):
-    """Where output rows are in a stored tensor."""
-
-    def shape(self, shape: tuple[int, ...], rows: int) -> list[int]:
-        """Return the shape of the tensor with so many rows."""
-
-    def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        """Return the tensor with these rows."""
+FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # by their codes
+# what a tensor is to the values of a weight, by its name in any format without "weight_"; and powers of others in them
+ROLES = {"zero_point": "zeros", "qzeros": "zeros", "biases": "offsets", "g_idx": "groups"}
+FACTORS = {"weight_scale_2": 1, "pre_quant_scale": 1, "weight_global_scale": -1}
 
 
 class PlainRows(Value):
@@ -40,9 +34,11 @@ class PlainRows(Value):
     dim: int = 0
 
     def shape(self, shape: tuple[int, ...], rows: int) -> list[int]:
+        """Return the shape of a tensor with so many rows."""
         return [rows if dim == self.dim else size for dim, size in enumerate(shape)]
 
     def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Return a tensor with these rows."""
         return tensor.index_select(self.dim, rows)
 
 
@@ -57,15 +53,19 @@ class PackedRows(Value):
         return [-(-rows * self.bits // WORD) if dim == self.dim else size for dim, size in enumerate(shape)]
 
     def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        words, order = tensor.movedim(self.dim, -1), torch.tensor(self.order)
-        places = [((words >> self.bits * place) & 2**self.bits - 1).to(torch.uint8) for place in range(len(order))]
-        values = torch.stack(places, -1)[..., order.argsort()].flatten(-2).index_select(-1, rows)
+        values, order = self.unpack(tensor, rows).movedim(0, -1), torch.tensor(self.order)
         values = torch.nn.functional.pad(values, (0, -len(rows) % len(order)))
         values = values.unflatten(-1, (-1, len(order)))[..., order]
         packed = torch.zeros(values.shape[:-1], dtype=tensor.dtype)
         for place in range(len(order)):
             packed |= values[..., place].to(tensor.dtype) << self.bits * place
         return packed.movedim(-1, self.dim).contiguous()
+
+    def unpack(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Return these rows along the first dimension, each value in a byte."""
+        words, order = tensor.movedim(self.dim, -1), torch.tensor(self.order)
+        places = [((words >> self.bits * place) & 2**self.bits - 1).to(torch.uint8) for place in range(len(order))]
+        return torch.stack(places, -1)[..., order.argsort()].flatten(-2).index_select(-1, rows).movedim(-1, 0)
 
 
 class StatedRows(Value):
@@ -78,6 +78,9 @@ class StatedRows(Value):
         return torch.cat([torch.tensor([len(rows)], dtype=tensor.dtype), tensor[1:]])
 
 
+Rows = PlainRows | PackedRows | StatedRows  # where output rows are in a stored tensor
+
+
 class QuantisedWeight(Value):
     """A weight [N, K] in the files, by its name as a plain weight; `rows` has the tensors that a cut changes."""
 
@@ -88,6 +91,10 @@ class QuantisedWeight(Value):
     # the tensor with scales of blocks, and the rows and inputs of a block, where the weight cannot be cut as it is
     block_scale: str | None = None
     block: tuple[int, int] = (1, 1)
+    # its tensors, by role: "numbers", "scales", those of ROLES, or else by their names
+    parts: Mapping[str, str]
+    # what is to be added to zero points
+    zero: int = 0
 
     @property
     def module(self) -> str:
@@ -100,13 +107,53 @@ class QuantisedWeight(Value):
                 words = f"has {WORD // each.bits} rows in a word, and {rows} rows would remain"
                 raise ModelError(f"{quoted(name)}: {self.storage} {words}; choose another key dim")
 
-    def dequantised(self, stored: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
-        """Return rows of a weight with scales of blocks, in bfloat16."""
-        height, width = self.block
-        weight, scales = stored.index_select(0, rows).float(), scale.float().index_select(0, rows // height)
-        for number, start in enumerate(range(0, self.shape[1], width)):
-            weight[:, start : start + width] *= scales[:, number : number + 1]
-        return weight.to(torch.bfloat16)
+    def dequantised(self, read: Callable[[str], Tensor], rows: Tensor) -> Tensor:
+        """Return rows of the weight in float32: (number - zero) * scale + offset. `read` reads a tensor by its name."""
+        values = self._numbers(self._part("numbers", read, rows))
+        values -= self._by_input("zeros", read, rows) + self.zero if "zeros" in self.parts else 0
+        values *= self._by_input("scales", read, rows)
+        if "offsets" in self.parts:
+            values += self._by_input("offsets", read, rows)
+        for part, power in FACTORS.items():
+            values *= read(self.parts[part]).float().flatten() ** power if part in self.parts else 1
+        return values
+
+    def _part(self, part: str, read: Callable[[str], Tensor], rows: Tensor) -> Tensor:
+        """Return what the files have for these rows along the first dimension, or for all of them."""
+        name = self.parts[part]
+        stored, each = read(name), self.rows.get(name, PlainRows() if name == self.name else None)
+        if isinstance(each, PlainRows):
+            return each.select(stored, rows).movedim(each.dim, 0)
+        if isinstance(each, PackedRows):
+            return each.unpack(stored, rows)
+        return stored.index_select(0, rows // self.block[0]) if name == self.block_scale else stored
+
+    def _numbers(self, stored: Tensor) -> Tensor:
+        """Return numbers [rows, K] as floats; those in words are one after the other, from the lowest bits."""
+        inputs, unit = self.shape[1], 8 * stored.element_size()
+        if stored.shape[1] == inputs:
+            return stored.float()
+        bits, words = unit * stored.shape[1] // inputs, stored.long() & 2**unit - 1
+        words |= torch.nn.functional.pad(words[:, 1:], (0, 1)) << unit  # a number may end in the next word
+        first = bits * torch.arange(inputs)
+        codes = (words[:, first // unit] >> first % unit) & 2**bits - 1
+        if stored.dtype == torch.int32 or "offsets" in self.parts:
+            return codes.float() - (0 if self.parts.keys() & {"zeros", "offsets"} else 2 ** (bits - 1))
+        return FLOAT4[codes] if bits == 4 else codes.byte().view(torch.float8_e4m3fn).float()
+
+    def _by_input(self, part: str, read: Callable[[str], Tensor], rows: Tensor) -> Tensor:
+        """Return what belongs to rows and groups of inputs as floats, for every input where it is not for all."""
+        each, inputs = self._part(part, read, rows), self.shape[1]
+        groups = each.shape[1] if each.ndim == 2 else 1
+        if part == "scales" and each.dtype == torch.uint8:  # NVFP4 has groups of 16, the other formats exponents
+            each = each.view(torch.float8_e4m3fn if inputs == 16 * groups else torch.float8_e8m0fnu)
+        if groups == 1:
+            return each.float().reshape(-1, 1)
+        group = torch.arange(inputs) // (self.block[1] if self.block_scale else inputs // groups)
+        group = read(self.parts["groups"]).long() if "groups" in self.parts else group
+        if not 0 <= int(group.min()) <= int(group.max()) < groups:
+            raise ModelError(f"{quoted(self.parts['groups'])} must have groups from 0 to {groups - 1} ({self.storage})")
+        return each.float()[:, group]
 
 
 class Module(Value):
@@ -160,7 +207,7 @@ class Storage(Value):
         known = {self.weight, *self.scales, *self.optional, self.zeros, self.stated, *self.shared, "bias"}
         if others := sorted(module.tensors.keys() - known):
             raise ModelError(f"{quoted(module.name(others[0]))} does not belong to a weight in {self.name}")
-        for part in (*self.scales, *filter(None, [self.stated])):
+        for part in (*self.scales, *filter(None, [self.stated, self.zeros if self.dim else None])):
             if part not in module.tensors:
                 raise ModelError(f"{quoted(module.name(part))} is missing, which {self.name} needs")
         rows, bits = self._sizes(module, inputs)
@@ -170,7 +217,8 @@ class Storage(Value):
         if "bias" in module.tensors:
             self._check(module, "bias", FLOATS, (rows,))
             bias[module.name("bias")] = PlainRows()
-        weight = QuantisedWeight(name=module.name("weight"), storage=self.name, shape=(rows, inputs), rows=bias)
+        name, roles = module.name("weight"), self._roles(module, inputs)
+        weight = QuantisedWeight(name=name, storage=self.name, shape=(rows, inputs), rows=bias, parts=roles)
         parts = {self.weight: values}
         height, width = block or (1, 1)
         blocks = -(-rows // height), -(-inputs // width)
@@ -188,6 +236,17 @@ class Storage(Value):
             self._check(module, self.stated, ("I64", "I32"), (2,))
             parts[self.stated] = StatedRows()
         return replace(weight, rows={**bias, **{module.name(part): each for part, each in parts.items()}})
+
+    def _roles(self, module: Module, inputs: int) -> dict[str, str]:
+        """Return the tensors of a module by role."""
+        roles = {part: ROLES.get(part.removeprefix("weight_"), part) for part in module.tensors}
+        for part, role in roles.items():
+            if role == "groups":
+                self._check(module, part, ("I32", "I64"), (inputs,))
+            if role in FACTORS and module.tensors[part].elements not in (1, inputs):
+                raise self._misfit(module, part, f"one number, or {inputs}")
+        roles |= {self.weight: "numbers", next(iter(self.scales)): "scales"}
+        return {role: module.name(part) for part, role in roles.items()}
 
     def _sizes(self, module: Module, inputs: int) -> tuple[int, int]:
         """Return the output rows, and the bits of a value, from the shape of the values."""
