@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tables.layout import METHODS, MODELS, PAPER_MODELS, Row, grid, large, pairs, record, sweep, table
+from tables.layout import METHODS, MODELS, Row, grid, large, pairs, record, sweep, table
 
 FILTERS = {"own": "own", "one for each head": "head", "one for all heads": "all"}
-COMPRESSIONS = ("30", "40", "50", "75")
 COMPONENTS = ("pca", "pca-adversarial", "pca-released", "pca-released-adversarial")
 ROTATIONS = [*((method, score) for method in COMPONENTS for score in ("kq", "k")), ("random-rotation", "kq")]
 # the methods that the paper and we ran on shared filters, with the score they choose by
@@ -31,19 +30,6 @@ ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 SHARED = {title: record("shared-filters")[name]["sweep"] for title, name in FILTERS.items()}
 HYBRID, MAMBA2 = (record("hybrids")[name]["sweep"] for name in ("qwen3_next", "mamba2"))
 PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
-
-
-def _paper_ratio(cut: float, model: str) -> str:
-    ratio = cut / record("paper")["zero_shot"][PAPER_MODELS[model]]["uncut"][0]
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
-
-
-def _paper_method(model: str, compression: str, method: str) -> str:
-    return _paper_ratio(record("paper")["zero_shot"][PAPER_MODELS[model]]["before"][method][compression][0], model)
-
-
-def _paper_score(model: str, score: str, method: str) -> str:
-    return _paper_ratio(record("paper")["word_perplexity_by_score"]["cut"][method][PAPER_MODELS[model]][score], model)
 
 
 def _perplexities(results: Mapping[str, Row], digits: int) -> str:
@@ -101,17 +87,11 @@ TABLES = {
         METHODS,
         lambda model, key_dim, method: f"{MAIN[model][method, 'kq', key_dim]['word_ratio']:.3f}",
     ),
-    "methods-paper": grid(
-        ("model", "removed, %"), pairs(dict.fromkeys(PAPER_MODELS, COMPRESSIONS)), METHODS, _paper_method
-    ),
     "scores": grid(
         ("model", "score"),
         pairs(dict.fromkeys(SCORES, ("kq", "k", "q"))),
         METHODS[1:],
         lambda model, score, method: f"{SCORES[model][method, score, 64]['word_ratio']:.3f}",
-    ),
-    "scores-paper": grid(
-        ("model", "score"), pairs(dict.fromkeys(PAPER_MODELS, ("kq", "k", "q"))), METHODS[1:], _paper_score
     ),
     "condition-numbers": table(
         {
