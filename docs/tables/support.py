@@ -26,7 +26,7 @@ def _support(family: Family) -> dict[str, Any]:
     return {
         "type": family.model_type,
         "library": family.library,
-        "scale": _query_scale(family) if _cuts_keys(family) else "keys are not cut",
+        "scale": _query_scale(family) if _cuts_keys(family) else "keys stay",
         **{cut: _exactness(family.model_type, cut) for cut in CUTS},
     }
 
@@ -57,8 +57,10 @@ def _exactness(model_type: str, cut: str) -> str:
 def _query_scale(family: Family) -> str:
     correction = family.correction(family.stock_config)
     if correction.epsilon is not None:
-        return f"`{correction.epsilon}` compensates"
-    return "folded into the query weights" if correction.folded else correction.why.partition(":")[0].partition(",")[0]
+        return f"`{correction.epsilon}`"
+    if correction.folded:
+        return "query weights"
+    return "not scaled" if "do not scale" in correction.why else "nothing"
 
 
 def _rules(engine: str) -> str:
@@ -94,7 +96,7 @@ TABLES = {
         {
             "model type": "`{type}`",
             "class of": "{library}",
-            "query scale": "{scale}",
+            "scale corrected by": "{scale}",
             **{cut: f"{{{cut}}}" for cut in CUTS},
         },
         map(_support, MEASURED.values()),
