@@ -131,14 +131,15 @@ def _settings(letter: str, name: str) -> dict[str, Any]:
 
 
 def _flags(run: str, *names: str) -> str:
-    """Return options of a run as they are typed: what is trained, then these settings."""
+    """Return options of a run as they are typed, what is trained and then these settings, each as code of its own."""
     settings = RUNS[run]["settings"]
     trained = "--full" if settings["full"] else "--mixers" if settings["mixers"] else "--lora"
     if settings["lora_targets"]:
         trained = f"--lora-targets {settings['lora_targets']} --lora-rank {settings['lora_rank']}"
         trained += f" --lora-alpha {settings['lora_alpha']}"
     values = {name: _rate(settings[name]) if name.endswith("lr") else f"{settings[name]:g}" for name in names}
-    return " ".join([trained, *(f"--{name.replace('_', '-')} {value}" for name, value in values.items())])
+    options = " ".join([trained, *(f"--{name.replace('_', '-')} {value}" for name, value in values.items())])
+    return f"`{options.replace(' --', '` `--')}`"
 
 
 def _rate(number: float) -> str:
@@ -192,7 +193,7 @@ def _default(options: str, model: str) -> str:
     return closed(nats(run)["before"], nats(run)["after"], nats(run)["uncut"], 0) if run in RUNS else ""
 
 
-BY_FLAGS = {f"`{_flags(f'bundled {name}', 'lr', 'min_lr', 'kd_weight')}`": name for name in DEFAULTS}
+BY_FLAGS = {_flags(f"bundled {name}", "lr", "min_lr", "kd_weight"): name for name in DEFAULTS}
 LETTERS = {letter: name for letter, name, _ in reversed(RECOVERIES) if "settings" in RUNS[name]}
 SHARES = {(model, run): _shares(model, run, *more) for model, run, *more in TAUGHT}
 RECALL = _recall()
@@ -213,7 +214,7 @@ TABLES = {
         ROWS,
     ),
     "recovery-settings": table(
-        {"": "{letter}", "teacher": "{teacher}", "tokens": "{tokens:.1f}M", "options of `recover`": "`{options}`"},
+        {"": "{letter}", "teacher": "{teacher}", "tokens": "{tokens:.1f}M", "options of `recover`": "{options}"},
         [_settings(*pair) for pair in sorted(LETTERS.items())],
     ),
     "recovery-texts": table(
@@ -244,7 +245,7 @@ TABLES = {
         _by_method,
     ),
     "recovery-options": table(
-        {"options": "`{options}`", "after": "{after:.4f}", "closed": "{closed}"},
+        {"options": "{options}", "after": "{after:.4f}", "closed": "{closed}"},
         [
             {
                 "options": _flags(run, "lr", "min_lr", "kd_weight"),
