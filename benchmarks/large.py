@@ -1,8 +1,10 @@
 """Measure peak memory and time of a cut, and of its reconstruction, on a checkpoint far larger than that memory.
 
     python benchmarks/large.py [--experts 128 --layers 8 --method l1] [--reconstruct --dtype float32]
+    python benchmarks/large.py --fp8 --experts 512
 
 The checkpoint has the shape of Qwen3-Next (8 GB by default) with random weights in shards of 1 GB, and is temporary.
+With --fp8 the weights of linear maps are FP8 in blocks of 128 x 128, named as Qwen publishes them, in a shard a layer.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from typing import Any
 import psutil
 import torch
 from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
+from safetensors.torch import save_file
 
 from slimstate import prune
 from slimstate.benchmark.random_models import random_model
 from slimstate.models.compact_weights import CompactWeight
+from slimstate.models.stock import stock_model
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Layer, Walk
 from slimstate.records.training import LayerErrors
@@ -67,6 +71,46 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def write_fp8(config: dict[str, Any], folder: Path) -> None:
+    """Write a random checkpoint with weights in FP8, one layer in memory at a time."""
+    folder.mkdir()
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    shards: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, tensor in stock_model(config).state_dict().items():
+        shard = f"layer-{name.split('.')[2]}" if ".layers." in name else name.partition(".weight")[0]
+        shards.setdefault(f"model-{shard}.safetensors", []).extend(_published(name, tuple(tensor.shape)))
+    for shard, entries in shards.items():
+        tensors = {}
+        for name, shape in entries:
+            if _is_fp8(name):
+                codes = torch.empty(shape, dtype=torch.uint8).random_(256).bitwise_and_(0xBF)  # below 2, and no NaN
+                tensors[name] = codes.view(torch.float8_e4m3fn)
+                blocks = [-(-size // 128) for size in shape]
+                tensors[f"{name}_scale_inv"] = 0.01 + 0.02 * torch.rand(blocks)
+            else:
+                tensors[name] = 0.02 * torch.randn(shape, dtype=torch.bfloat16)
+        save_file(tensors, folder / shard, {"format": "pt"})
+    places = {name: shard for shard, entries in shards.items() for name, _ in entries}
+    places |= {f"{name}_scale_inv": shard for name, shard in places.items() if _is_fp8(name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _published(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the tensors in published files that make up a parameter: experts are one by one there."""
+    path, _, part = name.rpartition(".experts.")
+    if not path:
+        return [(name, shape)]
+    experts, rows, inputs = shape
+    parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    each = (rows // len(parts), inputs)
+    return [(f"{path}.experts.{expert}.{one}.weight", each) for expert in range(experts) for one in parts]
+
+
+def _is_fp8(name: str) -> bool:
+    return name.endswith(("proj.weight", "in_proj_qkvz.weight"))
+
+
 def cut_alone(folder: Path, options: argparse.Namespace) -> None:
     """Cut in this process, which has nothing else in memory, and print seconds and memory."""
     start, before, watch = time.perf_counter(), peak_memory_kib(), MemoryWatch()
@@ -84,6 +128,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--method", default="l1")
+    parser.add_argument("--fp8", action="store_true", help="cut a checkpoint in FP8")
     parser.add_argument("--reconstruct", action="store_true", help="also train each cut layer on a few windows")
     parser.add_argument("--dtype", help="data type of layers during the reconstruction")
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -98,9 +143,12 @@ def main() -> None:
         config |= {"num_attention_heads": 2, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        random_model(config, torch.device("cpu"), torch.bfloat16).save_pretrained(
-            place / "model", max_shard_size="100KB" if options.toy else "1GB"
-        )
+        if options.fp8:
+            write_fp8(config, place / "model")
+        else:
+            random_model(config, torch.device("cpu"), torch.bfloat16).save_pretrained(
+                place / "model", max_shard_size="100KB" if options.toy else "1GB"
+            )
         add_tokenizer(place / "model")
         shards = sorted((place / "model").glob("*.safetensors"))
         flags = ["--reconstruct"] if options.reconstruct else []
@@ -112,6 +160,7 @@ def main() -> None:
             "method": options.method,
             "reconstructed": vars(FEW) if options.reconstruct else None,
             "dtype": options.dtype,
+            "fp8": options.fp8,
             "checkpoint_bytes": sum(path.stat().st_size for path in shards),
             "shards": len(shards),
             **json.loads(measured),

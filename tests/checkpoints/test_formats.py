@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 import slimstate
 import tiny
@@ -16,7 +17,8 @@ from quantising import SCHEMES, parts_of, quantise
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.tensor_cut import TensorMask
 from slimstate.core.file_names import PLAN
-from slimstate.core.surgery import cut, outline
+from slimstate.core.surgery import Cutter, cut, outline
+from slimstate.models.hooks import masked
 from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.json_files import read_json, write_json
@@ -268,3 +270,24 @@ def test_zeroed_rows_are_zero_in_every_format(name, models, tmp_path):
         keep = cutter.remaining_rows(each, len(plain[0]))
         expected = torch.zeros_like(plain[0]).index_copy(0, keep, plain[0][keep])
         assert torch.equal(plain[1], expected), each
+
+
+def test_cut_blocks_have_the_values_that_transformers_dequantises(models, tmp_path):
+    """Bit for bit with any scales, and the cut computes what the dequantised model computes with channels zeroed."""
+    source, out, ids = quantised(models, tmp_path / "model", "fp8-blocks"), tmp_path / "cut", tiny.token_ids(1, 40)
+    selections = slimstate.prune(source, out, method="l1", key_dim=DIM, progress=False).plan.selections
+    settings = FineGrainedFP8Config(weight_block_size=(16, 16), dequantize=True)
+    stock, cutter = load_stock(source, settings), Cutter(Checkpoint.open(source).mixers, selections)
+    after = load_file(out / "model.safetensors")
+    for name, weight in Checkpoint.open(source).quantised.items():
+        assert torch.equal(after[name], stock.get_parameter(name)[cutter.remaining_rows(name, weight.shape[0])])
+    with torch.inference_mode(), masked(stock.float(), Checkpoint.open(source).mixers, selections, rescaled=False):
+        expected = stock(input_ids=ids, use_cache=False).logits
+    with torch.inference_mode():
+        logits = load_stock(out, settings).float()(input_ids=ids, use_cache=False).logits
+    assert float((logits - expected).abs().max() / expected.std()) < 1e-4
+
+
+def load_stock(folder: Path, settings: FineGrainedFP8Config) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=settings)
+    return model.eval()
