@@ -415,7 +415,6 @@ TABLES = {
         _layers(),
     ),
     "beside-models": _whole_2048(),
-    "beside-models-4096": table(WHOLE, _whole(["bench-model-delta", "bench-model-gated"], PAPER_MODELS, "prefill")),
     "beside-utilisation": _utilisation(),
     "beside-spectra": _spectra(),
     "beside-fine-tuned": _fine_tuned(),
