@@ -19,13 +19,14 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
 from slimstate.evaluation import sweep as steps
+from slimstate.evaluation.associative_recall import associative_recall, recall_change, recall_tokens
 from slimstate.evaluation.options import GridOptions
 from slimstate.evaluation.sweep import recommend
 from slimstate.evaluation.sweep_grid import Grid
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
-from slimstate.records.evaluation import Row, SweepRecord, SweepSettings, Uncut
-from slimstate.reports.tables import PER_TOKEN
+from slimstate.records.evaluation import AssociativeRecall, RecallPoint, Row, SweepRecord, SweepSettings, Uncut
+from slimstate.reports.tables import PER_TOKEN, task_metrics
 from slimstate.system.errors import DataError, PlanError
 from slimstate.workflows.sweep import command_for
 
@@ -322,6 +323,48 @@ def test_controls_are_never_recommended_and_equal_losses_mean_the_smaller_state(
     assert best(control, wide, narrow, error=0.001).command == "drrqr"
     assert best(control, wide, narrow, error=0.01).command == "l1"
     assert "loss, within its error, is l1 at key dim 48: 62% less" in best(control, wide, narrow, error=0.01).reason
+
+
+def test_recall_and_the_score_of_a_function_are_those_of_the_cut_and_are_recommended_with_their_errors(
+    sweep, folders, text_file, tmp_path, monkeypatch
+):  # fmt: skip
+    monkeypatch.setattr("slimstate.evaluation.associative_recall.MIN_QUESTIONS", 8)
+
+    def norms(model, tokenizer) -> dict[str, float]:
+        return {"vocabulary": len(tokenizer), "layers": model.config.num_hidden_layers}
+
+    options = {"recall": 2, "score": norms, "methods": ["l1"], "key_dims": [8], **SHORT}
+    record = sweep(tmp_path / "out", **options)
+    (row,), uncut = record.rows, record.uncut
+    slimstate.prune(folders[NAME], tmp_path / "cut", method="l1", key_dim=8)
+    cut = associative_recall(load(tmp_path / "cut", device="cpu"), str(text_file), sequences=2)
+    assert cut.digest == row.associative_recall.digest  # the same sequences
+    assert cut.mean == pytest.approx(row.associative_recall.mean, abs=0.05)
+    assert [len(point.shares) for point in cut.points] == [4, 2, 2, 2, 2]
+    change = row.associative_recall.mean - uncut.associative_recall.mean
+    assert row.recall_over_uncut == pytest.approx(change)
+    assert row.user_scores == uncut.user_scores == {"vocabulary": 258, "layers": 2}
+    assert record == SweepRecord.read(tmp_path / "out" / "sweep.json")
+    assert record.to_dataframe()["layers"].tolist() == [2, 2]
+    titles = ["associative recall ↑", "vocabulary", "layers"]
+    assert [metric.title for metric in task_metrics(record)] == titles
+    for other, message in (({"recall": 0}, "another recall"), ({"score": None}, "another function")):
+        with pytest.raises(DataError, match=message):
+            sweep(tmp_path / "out", **{**options, **other})
+    for result in ("good", {}, float("nan")):
+        with pytest.raises(DataError, match="`score` must return a finite number"):
+            steps._named(result, "score")
+    lost = replace(row, recall_over_uncut=-0.2, recall_error=0.05)
+    for each, words in ((lost, "falls from"), (replace(lost, recall_error=0.1), "± 0.1 (no difference)")):
+        assert words in recommend(replace(record, rows=(each,)), 0.1, lambda row: "").reason
+
+
+def test_recall_is_measured_where_it_reads_fewer_tokens_than_the_text():
+    """Sequences ask 64 questions at least: 32, 16, 8, 8 and 8 of them for 2, 4, 8, 16 and 32 pairs."""
+    assert recall_tokens() == 512 * (32 + 16 + 8 + 8 + 8)
+    points = [RecallPoint(pairs=2, accuracy=0.5, shares=shares) for shares in ((1, 0, 0, 1), (1, 1, 1, 1))]
+    first, second = (AssociativeRecall(points=(point,), mean=sum(point.shares) / 4, candidates=64) for point in points)
+    assert recall_change(first, second) == (-0.5, pytest.approx(math.sqrt(1 / 3 / 4)))
 
 
 def cells_of(table: str) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
 from slimstate.system.value import Value
 
-NOT_INPUTS = ("config", "tokenizer", "progress")
+NOT_INPUTS = ("config", "tokenizer", "progress", "score")
 SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
 CLICK_TYPES = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
 

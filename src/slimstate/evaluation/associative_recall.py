@@ -6,6 +6,7 @@ language models can do this with names, which text repeats, and hardly with othe
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +16,14 @@ from torch import Tensor
 
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
-from slimstate.evaluation.perplexity import share_error
+from slimstate.evaluation.perplexity import share_error, standard_error
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import AssociativeRecall, RecallPoint
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
 
-PAIRS = (2, 4, 8, 16, 32)
+PAIRS, SEQUENCES, LENGTH = (2, 4, 8, 16, 32), 8, 512
 CANDIDATES = 64  # values to choose among
 MAX_QUESTIONS = 16  # at the end of a sequence
 MIN_QUESTIONS = 64  # for each number of pairs
@@ -32,8 +33,8 @@ BEFORE, AFTER = "\n", " ."
 
 
 def associative_recall(
-    runtime: Runtime, text: str | Reading, *, pairs: Sequence[int] = PAIRS, sequences: int = 8, length: int = 512,
-    seed: int = 0, max_tokens: int | None = None, reporter: Reporter = SILENT,
+    runtime: Runtime, text: str | Reading, *, pairs: Sequence[int] = PAIRS, sequences: int = SEQUENCES,
+    length: int = LENGTH, seed: int = 0, max_tokens: int | None = None, reporter: Reporter = SILENT,
 ) -> AssociativeRecall:  # fmt: skip
     """Return the share of correct answers by the number of pairs to remember; `accuracy` is among the candidates.
 
@@ -45,21 +46,39 @@ def associative_recall(
     points, digest = [], hashlib.sha256()
     limit = None if max_tokens is None else max(1, max_tokens // (length * len(pairs)))
     for count in reporter.track(pairs, "associative recall", len(pairs)):
-        size = max(sequences, -(-MIN_QUESTIONS // min(count, MAX_QUESTIONS)))
+        size = _size(count, sequences)
         probe = builder.probe(count, size if limit is None else min(size, limit), generator)
         digest.update(probe.tokens.numpy().tobytes())
         chosen, likeliest = _answers(runtime, probe, values)
         correct, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
-        share, questions = float(correct.mean()), correct.numel()
-        stderr = share_error(float(correct.sum()), questions)
+        point = {"accuracy": float(correct.mean()), "stderr": share_error(float(correct.sum()), correct.numel())}
+        shares = tuple(correct.mean(1).tolist())
         points.append(
-            RecallPoint(pairs=count, accuracy=share, stderr=stderr, exact=float(exact.mean()), questions=questions)
+            RecallPoint(pairs=count, **point, exact=float(exact.mean()), questions=correct.numel(), shares=shares)
         )
     return AssociativeRecall(
         points=tuple(points), mean=sum(point.accuracy for point in points) / len(points), candidates=len(values),
+        stderr=math.hypot(*(point.stderr or 0.0 for point in points)) / len(points),
         sequences=sequences if limit is None else min(sequences, limit), length=length, seed=seed,
         digest=f"sha256:{digest.hexdigest()}",
     )  # fmt: skip
+
+
+def _size(pairs: int, sequences: int) -> int:
+    return max(sequences, -(-MIN_QUESTIONS // min(pairs, MAX_QUESTIONS)))
+
+
+def recall_tokens(sequences: int = SEQUENCES) -> int:
+    """Return how many tokens a model reads for its recall."""
+    return LENGTH * sum(_size(pairs, sequences) for pairs in PAIRS)
+
+
+def recall_change(recall: AssociativeRecall, uncut: AssociativeRecall) -> tuple[float, float | None]:
+    """Return the difference of the means and its standard error, over the sequences that both models read."""
+    pairs = zip(recall.points, uncut.points, strict=True)
+    errors = [standard_error(point.shares, other.shares) for point, other in pairs]
+    error = None if None in errors else math.hypot(*filter(None, errors)) / len(errors)
+    return (recall.mean or 0.0) - (uncut.mean or 0.0), error
 
 
 def draw_vocabulary(tokenizer: Any, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,9 @@ from typing import Any
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.state_dtype import SERVED, StateRounding
+from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
+from slimstate.evaluation.associative_recall import associative_recall, recall_change
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, perplexity_of, standard_error, window_nats
@@ -28,10 +30,10 @@ from slimstate.models.load import Runtime
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.base import versions
 from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData, Uncut
-from slimstate.records.numbers import signed
+from slimstate.records.numbers import is_none, percent, signed
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
-from slimstate.system.errors import DataError
+from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import plain, read_json
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
@@ -53,18 +55,21 @@ class CandidateModel(Value):
 
 OpenCut = Callable[[Candidate], AbstractContextManager[CandidateModel]]
 OnRow = Callable[[Row], None]
+Score = Callable[[Any, Any], float | Mapping[str, float]]
 
 
 class SweepStudy(Value):
-    """A sweep before a model is loaded: the candidates, the windows to measure on, and the settings."""
+    """A sweep before a model is loaded: the candidates, the text to measure on, and the settings."""
 
     checkpoint: Checkpoint
     candidates: tuple[Candidate, ...]
+    text: Reading
     windows: Windows
     size: TextSize
     wikitext: WikiText | None
     options: MeasureOptions
     settings: SweepSettings
+    score: Score | None
     reporter: Reporter
 
     def missing(self, earlier: SweepRecord | None) -> list[Candidate]:
@@ -120,6 +125,8 @@ class SweepStudy(Value):
         label = f"row {self.candidates.index(candidate) + 1} of {len(self.candidates)}: {name}"
         measures, nats = self._measure(model, (candidate.key_dim, candidate.value_dim), label, rounding)
         kappas = [math.inf if kappa is None else kappa for kappa in model.condition_numbers]
+        recall, other = measures.get("associative_recall"), uncut.associative_recall
+        change, error = (None, None) if recall is None or other is None else recall_change(recall, other)
         return Row(
             method=candidate.method,
             score=candidate.score,
@@ -129,6 +136,8 @@ class SweepStudy(Value):
             **measures,
             nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
             nats_error=standard_error(nats, uncut.window_nats),
+            recall_over_uncut=change,
+            recall_error=error,
             kappa=plain(statistics.median_high(kappas)) if kappas else None,
             kappa_worst=plain(max(kappas)) if kappas else None,
         )
@@ -138,24 +147,42 @@ class SweepStudy(Value):
     ) -> tuple[dict[str, Any], list[float]]:
         """Return what the uncut model and the rows share, by the names of the records, and the nats of each window."""
         key_dim, rank = dims[0], min(dim for dim in dims if dim is not None)
-        states, network, tasks = FinalUtilisation(rank, STATE_WINDOWS), model.runtime.model, None
+        states, network, seed = FinalUtilisation(rank, STATE_WINDOWS), model.runtime.model, self.settings.seed or 0
+        more: dict[str, Any] = {}
         with rounded_states(network, model.mixers, rounding):
             with observed(network, model.mixers, states.add_reading):
                 by_window = window_nats(model.runtime, self.windows.tokens, self.reporter, label)
             nats = statistics.fmean(by_window)
             scores = add_words(self.size.scores(nats), self.wikitext, model.runtime)
+            if sequences := self.settings.recall:
+                recall = associative_recall(model.runtime, self.text, sequences=sequences, seed=seed)
+                more["associative_recall"] = recall
             if self.options.tasks:
-                tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0)
+                more["lm_eval"] = run_tasks(model.runtime, self.options, seed=seed)
+            if self.score is not None:
+                more["user_scores"] = _named(self.score(network, model.runtime.tokenizer), self.settings.function)
         measures = {
             "key_dim": key_dim,
             "state_bytes": rounding.state_bytes(self.checkpoint.mixers, *dims),
             "perplexity": perplexity_of(nats),
             "nats_per_token": nats,
             "rank_utilisation": states.mean,
-            "lm_eval": tasks,
+            **more,
             **vars(scores),
         }
         return measures, by_window
+
+
+def _named(scores: Any, name: str | None) -> dict[str, float]:
+    """Return the result of the user's function as numbers by name."""
+    numbers = scores if isinstance(scores, Mapping) else {name: scores}
+    try:
+        values = {str(label): float(value) for label, value in numbers.items()}
+    except (TypeError, ValueError):
+        values = {}
+    if not values or not all(map(math.isfinite, values.values())):
+        raise DataError(f"`score` must return a finite number, or several by name, got {quoted(repr(scores))}")
+    return values
 
 
 def read_earlier(path: Path, settings: SweepSettings) -> SweepRecord | None:
@@ -213,6 +240,12 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
         none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
         smallest = f"the smallest loss{'' if row is least else ', within its error,'} is {cut}{stored}: {saved}"
         reason = f"{none} stays within {max_loss:g} nats of the uncut model; {smallest}"
+    recalls = [result.associative_recall for result in (record.uncut, row)]
+    if row.recall_over_uncut is not None and None not in recalls:
+        change = " to ".join(percent(recall.mean) for recall in recalls if recall is not None)
+        lost = row.recall_over_uncut < 0 and not is_none(row.recall_over_uncut, row.recall_error)
+        recall = f"associative recall {'falls from ' if lost else ''}{change}"
+        reason += f"; {recall}, {signed(row.recall_over_uncut, row.recall_error)}"
     return Recommendation(
         row=record.rows.index(row), within=bool(within), max_loss=max_loss, reason=reason, command=command(row)
     )

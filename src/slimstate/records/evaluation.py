@@ -21,11 +21,13 @@ class RecallPoint(Value):
     stderr: float | None = None
     exact: float | None = None
     questions: Count | None = None
+    shares: tuple[float, ...] = ()  # of right answers, in each sequence
 
 
 class AssociativeRecall(Value):
     points: Annotated[tuple[RecallPoint, ...], NON_EMPTY]
     mean: float | None = None
+    stderr: float | None = None  # of the mean
     candidates: Whole
     sequences: Count | None = None
     length: Count | None = None
@@ -208,6 +210,8 @@ class SweepSettings(Value):
     tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name
     limit: Count | None = None
     max_length: Count | None = None
+    recall: Count = 0  # sequences for each number of pairs
+    function: str | None = None  # of the user, which gives more scores
     reconstruct: ReconstructionSettings | None = None  # if cuts were reconstructed before they were measured
     state_every: Whole = 1  # tokens between two roundings of the state
 
@@ -218,7 +222,19 @@ class ModelScores(TextScores):
     key_dim: Count
     state_bytes: Positive
     nats_per_token: float | None = None
+    associative_recall: AssociativeRecall | None = None
+    user_scores: Mapping[str, float] = field(default_factory=dict)  # by name
     lm_eval: LmEval | None = None
+
+    def measures(self, *, main: bool = False) -> Iterator[Measure]:
+        """Yield mean recall, the scores of the user, and every metric of every task, or the main one of each."""
+        if (recall := self.associative_recall) is not None:
+            names = {"group": "recall", "name": "associative recall", "label": "recall"}
+            yield Measure(**names, value=recall.mean, more_is_better=True, error=recall.stderr)
+        for name, value in self.user_scores.items():
+            yield Measure(group="user", name=name, label=name, value=value, more_is_better=None)
+        if self.lm_eval is not None:
+            yield from self.lm_eval.main_measures() if main else self.lm_eval.measures()
 
 
 class Uncut(ModelScores):
@@ -243,6 +259,8 @@ class Row(ModelScores):
     rank_utilisation: float | None = None
     nats_over_uncut: float | None = None
     nats_error: float | None = None  # standard error of `nats_over_uncut` over windows
+    recall_over_uncut: float | None = None
+    recall_error: float | None = None  # standard error of `recall_over_uncut` over sequences
     kappa: float | None = None
     kappa_worst: float | None = None
     value_dim: Whole | None = None
@@ -297,8 +315,11 @@ class SweepRecord(Record, Origin):
         """Return a row for the uncut model and for every cut."""
         columns = ("key_dim", "value_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
         uncut = {"method": UNCUT, "score": None, **{name: getattr(self.uncut, name, None) for name in columns}}
-        names = ("method", "score", *columns, "nats_over_uncut", "nats_error")
-        return [uncut, *({name: getattr(row, name) for name in names} for row in self.rows)]
+        names = ("method", "score", *columns, "nats_over_uncut", "nats_error", "recall_over_uncut", "recall_error")
+        rows = [uncut, *({name: getattr(row, name) for name in names} for row in self.rows)]
+        for line, result in zip(rows, (self.uncut, *self.rows), strict=True):
+            line |= {measure.name: measure.value for measure in result.measures()}
+        return rows
 
     @property
     def state_dtypes(self) -> tuple[str, ...]:

@@ -21,10 +21,12 @@ NAMES = {
     "pca-released-adversarial": "PCA (released, adv.)", "random-rotation": "Rand. rotation", UNCUT: "Uncut",
 }  # fmt: skip
 WIKITEXT = "wikitext word_perplexity"  # of the task of lm-eval
+ARROWS = {True: "↑", False: "↓", None: ""}  # by whether more is better
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
     "method", "score", "compression", "key_dim", "state_dtype", "state_bytes", "perplexity", "word_perplexity",
-    "bits_per_byte", "nats_per_token", "nats_over_uncut", "nats_error", "rank_utilisation", "kappa", "kappa_worst",
+    "bits_per_byte", "nats_per_token", "nats_over_uncut", "nats_error", "recall_over_uncut",
+    "recall_error", "rank_utilisation", "kappa", "kappa_worst",
     "tokens", "words", "bytes",
 )  # fmt: skip
 LATEX = str.maketrans(
@@ -43,8 +45,8 @@ def word_perplexity(result: Row | Uncut) -> float | None:
 
 
 def task_values(result: Row | Uncut) -> dict[str, float | None]:
-    """Return every metric of every lm-eval task by its name."""
-    return {} if result.lm_eval is None else {measure.name: measure.value for measure in result.lm_eval.measures()}
+    """Return recall, the scores of the user and every metric of every lm-eval task by name."""
+    return {measure.name: measure.value for measure in result.measures()}
 
 
 class Metric(Value):
@@ -53,7 +55,7 @@ class Metric(Value):
     title: str
     value: Callable[[Row | Uncut], float | None]
     text: Callable[[float], str] = perplexity
-    more_is_better: bool = False
+    more_is_better: bool | None = False
     long_title: str = ""
 
     def format(self, value: float | None) -> str:
@@ -76,15 +78,15 @@ def perplexity_metric(sweep: SweepRecord) -> Metric:
 
 
 def task_metrics(sweep: SweepRecord) -> list[Metric]:
-    """Return the main metric of each lm-eval task in a sweep."""
+    """Return recall, the scores of the user and the main metric of each lm-eval task in a sweep."""
     return [
         Metric(
-            title=f"{measure.name} {'↑' if measure.more_is_better else '↓'}",
+            title=f"{measure.name} {ARROWS[measure.more_is_better]}".rstrip(),
             value=partial(lambda name, result: task_values(result).get(name), measure.name),
-            text=partial(perplexity, digits=3 if measure.more_is_better else 2),
-            more_is_better=bool(measure.more_is_better),
+            text=partial(perplexity, digits=2 if measure.more_is_better is False else 3),
+            more_is_better=measure.more_is_better,
         )
-        for measure in (() if sweep.uncut.lm_eval is None else sweep.uncut.lm_eval.main_measures())
+        for measure in sweep.uncut.measures(main=True)
     ]
 
 
@@ -193,8 +195,9 @@ def _group_title(dims: str, state_dtype: str, compression: float) -> str:
 def _column(metric: Metric, rows: Mapping[str, Row], labels: Sequence[str]) -> list[GridCell]:
     """Return the cells of one column with their ranks; a single value has none."""
     values = [metric.value(rows[label]) if label in rows else None for label in labels]
-    order = sorted({value for value in values if value is not None}, reverse=metric.more_is_better)
-    ranks = {value: rank for rank, value in enumerate(order[:2])} if len(order) > 1 else {}
+    order = sorted({value for value in values if value is not None}, reverse=bool(metric.more_is_better))
+    is_ranked = len(order) > 1 and metric.more_is_better is not None
+    ranks = {value: rank for rank, value in enumerate(order[:2])} if is_ranked else {}
     return [GridCell(metric.format(value), None if value is None else ranks.get(value)) for value in values]
 
 

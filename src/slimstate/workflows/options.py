@@ -277,6 +277,9 @@ class SweepConfig(Options):
     """Tokens per window of --text."""
     max_loss: Annotated[float, Meta(ge=0)] = 0.1
     """Nats per token that a recommended cut may cost."""
+    recall: Annotated[int | None, Meta(ge=0)] = None
+    """Sequences of associative recall, as --associative of eval has 8, for each number of pairs (more where these ask
+    fewer than 64 questions); 0: none; default: 8 if --text has as many tokens as these."""
     reconstruct: ReconstructOptions | None = None
     """Measure every cut after a reconstruction on --data."""
     grid: GridOptions = GridOptions()

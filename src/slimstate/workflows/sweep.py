@@ -18,8 +18,9 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
 from slimstate.data.sources import is_same_text
 from slimstate.data.text import Windows
+from slimstate.evaluation.associative_recall import SEQUENCES, recall_tokens
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows
-from slimstate.evaluation.sweep import CandidateModel, SweepStudy, read_earlier, recommend
+from slimstate.evaluation.sweep import CandidateModel, Score, SweepStudy, read_earlier, recommend
 from slimstate.evaluation.sweep_grid import Candidate, Grid, grid_of
 from slimstate.evaluation.task_sources import find_sources
 from slimstate.evaluation.wikitext import read_wikitext
@@ -30,7 +31,7 @@ from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.records.evaluation import UNCUT, Measure, Row, SweepRecord, SweepSettings
+from slimstate.records.evaluation import UNCUT, Row, SweepRecord, SweepSettings
 from slimstate.records.folder import check_drawings
 from slimstate.records.numbers import dims_text, fixed, perplexity, plural, signed
 from slimstate.records.parts import Text
@@ -58,7 +59,7 @@ COLUMNS = (
 
 def sweep(
     model: Model, out: str | Path, config: SweepConfig | None = None, *,
-    tokenizer: Any = None, progress: Progress = True, **options: Any,
+    score: Score | None = None, tokenizer: Any = None, progress: Progress = True, **options: Any,
 ) -> SweepRecord:  # fmt: skip
     """Measure what every method would cost at every key dim, from one calibration and without writing a model.
 
@@ -67,6 +68,8 @@ def sweep(
     Parameters:
         model: A model folder or a hub id. In Python also a transformers model in memory.
         out: Folder for records, tables and the figure; an interrupted sweep continues there.
+        score: A function of the model and its tokenizer that returns a number, or several by name: one more column of
+            the record and the tables for each. Differences have their sign; higher is not taken to be better.
 
     Returns:
         A record: `rows`, `uncut`, `recommended`; `to_dataframe()` has a row for every cut.
@@ -80,10 +83,12 @@ def sweep(
     if config.text is None:
         raise PlanError("a sweep measures on text: give it with `text`")
     with Inputs(progress, tokenizer, model) as inputs:
-        return _sweep(inputs.model(model), Path(out), config, inputs.reporter)
+        return _sweep(inputs.model(model), Path(out), config, score, inputs.reporter)
 
 
-def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, reporter: Reporter) -> SweepRecord:
+def _sweep(
+    source: str | PathLike[str], folder: Path, config: SweepConfig, score: Score | None, reporter: Reporter
+) -> SweepRecord:
     from slimstate.reports.plots.results import draw_sweep
 
     started, checkpoint = time.perf_counter(), Checkpoint.open(source)
@@ -91,7 +96,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     check_place(folder, folder=True)
     check_drawings(folder, OUTPUTS, beside=SWEEP)
     with STOP.with_message(lambda: _describe_progress(folder)):
-        record = _measure(source, checkpoint, folder, config, reporter)
+        record = _measure(source, checkpoint, folder, config, score, reporter)
     all_rows = replace(config, grid=grid_of(record.rows, record.width))  # also those of an earlier sweep
     record = replace(
         record,
@@ -146,8 +151,9 @@ def _calibration(config: SweepConfig, folder: Path) -> Calibration:
 
 
 def _measure(
-    source: str | PathLike[str], checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter: Reporter
-) -> SweepRecord:
+    source: str | PathLike[str], checkpoint: Checkpoint, folder: Path, config: SweepConfig, score: Score | None,
+    reporter: Reporter,
+) -> SweepRecord:  # fmt: skip
     """Return the rows of an earlier sweep and those that were missing, in the order of the grid."""
     if config.reconstruct is not None and distributed.count() > 1:
         raise PlanError("a sweep with `reconstruct` must run in one process")
@@ -168,9 +174,11 @@ def _measure(
         reporter.say("the evaluation text is also the calibration text, which cuts fit better than other text")
     settings = _settings(config, tokenizer, text_windows, windows)
     with reporter.waiting("reading the weights for their fingerprint"):
-        settings = replace(settings, fingerprint=checkpoint.fingerprint)
+        name = None if score is None else getattr(score, "__name__", "score")
+        settings = replace(settings, fingerprint=checkpoint.fingerprint, function=name)
     study = SweepStudy(
         checkpoint=checkpoint, candidates=tuple(grid.candidates()), windows=text_windows, options=config.measures,
+        text=text, score=score,
         size=TextSize.of(tokenizer, text_windows.tokens), wikitext=wikitext, settings=settings, reporter=reporter,
     )  # fmt: skip
     earlier, count = read_earlier(folder / SWEEP, study.settings), len(study.candidates)
@@ -188,7 +196,8 @@ def _measure(
     open_cut = partial(_open_cut, source, checkpoint, folder, config, runtime, evidence, reporter)
 
     def measure() -> SweepRecord:
-        with reporter.table((*COLUMNS, *study.settings.tasks)) as table:
+        has_scores = bool(settings.recall or settings.function or settings.tasks)
+        with reporter.table((*COLUMNS, *["scores"] * has_scores)) as table:
             return study.measure(runtime, open_cut, earlier, folder / SWEEP, lambda row: table(_cells(row)))
 
     return distributed.from_main(measure)
@@ -201,12 +210,13 @@ def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibratio
         with prefixed("reconstruct_", ReconstructOptions):
             training = config.reconstruct.windows(tokenizer, text.reading(text.data), text.seed, device)
         reconstruction = config.reconstruct.settings(device, training)
+    recall = SEQUENCES * (measured.tokens.numel() >= recall_tokens()) if config.recall is None else config.recall
     return SweepSettings(
         calibration=None if calibration is None else Text(**calibration.describe()), text=Text(**measured.describe()),
         f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps, rows=text.rrqr_rows, seed=text.seed, device=device,
         dtype=config.run.precision_name,
         keep_norm_eps=config.cut.keep_norm_eps, reconstruct=reconstruction, limit=options.limit,
-        max_length=options.max_length, state_every=options.state_every,
+        max_length=options.max_length, state_every=options.state_every, recall=recall,
         tasks={source.task: source.data for source in find_sources(options)},
     )  # fmt: skip
 
@@ -242,13 +252,9 @@ def _open_cut(
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a row of the table that shows progress."""
-
-    def cell(measure: Measure) -> str:
-        return "" if measure.value is None else f"{measure.label} {measure.value:.4g}"
-
     candidate = (row.method, row.score, f"{row.compression:.4g}", row.dims, row.state_dtype)
     units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
-    tasks = () if row.lm_eval is None else tuple(map(cell, row.lm_eval.main_measures()))
+    scores = [f"{item.name} {item.value:.4g}" for item in row.measures(main=True) if item.value is not None]
     loss = signed(row.nats_over_uncut, row.nats_error)
-    return *candidate, *units, loss, f"{row.rank_utilisation:.3f}", kappa, *tasks
+    return *candidate, *units, loss, f"{row.rank_utilisation:.3f}", kappa, *[", ".join(scores)] * bool(scores)

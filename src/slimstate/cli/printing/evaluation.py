@@ -70,10 +70,10 @@ def show_sweep(record: "SweepRecord") -> Printout:
     lines = []
     for method, score in dict.fromkeys((row.method, row.score) for row in rows):
         by_key = {row.key[2:]: row for row in rows if (row.method, row.score) == (method, score)}
-        cells = ("\n".join(_in_units(by_key[key[1:3]]).values()) if key[1:3] in by_key else "" for key in keys)
-        lines.append((f"{method} ({score})", "\n".join(_in_units(uncut)), *cells))
+        cells = ("\n".join(_in_units(by_key[key[1:3]], uncut).values()) if key[1:3] in by_key else "" for key in keys)
+        lines.append((f"{method} ({score})", "\n".join(_in_units(uncut, uncut)), *cells))
     yield Table(("perplexity", "", *columns), lines)
-    values = ", ".join(f"{value} {name}" for name, value in list(_in_units(uncut).items())[:-1])
+    values = ", ".join(f"{value} {name}" for name, value in list(_in_units(uncut, uncut).items())[:-1])
     yield f"uncut: {values}; {format_mib(uncut.state_bytes)} of state per sequence in fp32"
     yield f"measured on {uncut.counts}"
     if record.settings.reconstruct is not None:
@@ -84,14 +84,18 @@ def show_sweep(record: "SweepRecord") -> Printout:
             yield f"  {recommended.command}"
 
 
-def _in_units(result: "Row | Uncut") -> dict[str, str]:
-    """Return perplexity per token, of WikiText also per word, bits per byte, and one metric of each task."""
+def _in_units(result: "Row | Uncut", uncut: "Uncut") -> dict[str, str]:
+    """Return perplexity per token, of WikiText also per word, bits per byte, and other scores with their changes."""
     texts = {"per token": perplexity(result.perplexity)}
     if result.word_perplexity is not None:
         texts["per word"] = perplexity(result.word_perplexity)
-    tasks = () if result.lm_eval is None else result.lm_eval.main_measures()
     texts["bits per byte"] = fixed(result.bits_per_byte, 4)
-    texts |= {task.name: _number(task.value, task.error) for task in tasks}
+    before = {item.name: item.value for item in uncut.measures(main=True)}
+    for item in result.measures(main=True):
+        texts[item.name] = _number(item.value, item.error)
+        if result is not uncut and item.value is not None and (value := before.get(item.name)) is not None:
+            error = getattr(result, "recall_error", None) if item.group == "recall" else None
+            texts[item.name] += f", {signed(item.value - value, error)}"
     loss = getattr(result, "nats_over_uncut", 0.0)
     return texts | {"nats over uncut": signed(loss, getattr(result, "nats_error", None))}
 
