@@ -16,7 +16,10 @@ BIG_GATED = {"Gated DeltaNet 370M": "gated_deltanet-370m", "Gated DeltaNet 1.3B"
 WIDE = {f"{title}, wide": model for title, model in BIG_GATED.items()}
 WIDE_DECODED = {"Gated DeltaNet 1.3B, wide": "gated_deltanet-1.3b"}
 DECODED = {"DeltaNet 1.3B": "delta_net-1.3b", **WIDE_DECODED}
-CURVE = json.loads((DOCS.parent / "src/slimstate/serving/curves/h200.json").read_text(encoding="utf-8"))["rows"]
+CURVE, PAIRS = (
+    json.loads((DOCS.parent / f"src/slimstate/serving/curves/{name}.json").read_text(encoding="utf-8"))
+    for name in ("h200", "h200-pairs")
+)
 
 
 def _layers(name: str) -> list[dict[str, Any]]:
@@ -81,8 +84,21 @@ def _capacity() -> list[dict[str, Any]]:
     return rows
 
 
+def _pairs() -> list[dict[str, Any]]:
+    """Return what key and value dims do to decoding, prompts and memory, over the uncut model."""
+    rows = []
+    for prompt in record("bench-pairs-prefill")["rows"]:
+        dims = {name: prompt[name] for name in ("key_dim", "value_dim")}
+        steps = {f"of_{row['batch']}": row["speedup"] for row in PAIRS["rows"] if dims.items() <= row.items()}
+        state = only(PAIRS["rows"], **dims, batch=1)["state_bytes"] / 2**20
+        most = only(PAIRS["largest_batch"], **dims)["batch"]
+        rows.append({**prompt, **steps, "state": state, "most": most, "billions": prompt["parameters"] / 1e9})
+    return rows
+
+
 def _speedup(key_dim: int, title: str) -> str:
-    return f"{only(CURVE, model=LAYERS[title], key_dim=key_dim)['speedup']:.2f}"
+    row = only(CURVE["rows"], model=LAYERS[title], key_dim=key_dim)
+    return f"{row['speedup']:.2f}"
 
 
 def _profile() -> str:
@@ -150,7 +166,7 @@ def _steps() -> list[dict[str, Any]]:
     return rows
 
 
-WIDTHS = sorted({row["key_dim"] for row in CURVE}, reverse=True)
+WIDTHS = sorted({row["key_dim"] for row in CURVE["rows"]}, reverse=True)
 MODEL = {
     "model": "{title}",
     "removed": "{removed}",
@@ -231,6 +247,19 @@ TABLES = {
             "roofline, ms": "{roofline_ms:.2f}",
         },
         _decoding(),
+    ),
+    "pairs": table(
+        {
+            "key dim x value dim": "{key_dim} x {value_dim}",
+            "state, MiB": "{state:.0f}",
+            "parameters": "{billions:.2f}B",
+            "step, 1 sequence": "{of_1:.2f}x",
+            "64": "{of_64:.2f}x",
+            "1,024": "{of_1024:.2f}x",
+            "most sequences": "{most:,}",
+            "prompts": "{speedup:.2f}x",
+        },
+        _pairs(),
     ),
     "capacity": table(
         {

@@ -1,18 +1,19 @@
 """Estimate how much faster a cut layer is, from layers that were timed at many key dims on a GPU.
 
-A curve is a record of `slimstate bench mixer` over many key dims, or over pairs of a key and a value dim, or of an
-engine's kernels with decoding and prefill apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim
-between two measured ones is assumed to run at the speed of the wider one. There is no estimate for key dims outside the
-measured range, for pairs and layers that were not timed, or for layers whose sizes are far from those that were.
+A curve is a record of `slimstate bench mixer` over many key dims, of an engine's kernels with decoding and prefill
+apart, or of `slimstate bench decode` over pairs of a key and a value dim, in the folder `curves/`. Kernels pad channels
+to blocks, so a key dim between two measured ones is assumed to run at the speed of the wider one. There is no estimate
+for key dims outside the measured range, for pairs and layers that were not timed, or for layers whose sizes are far
+from those that were.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from importlib.resources import files
 
 from slimstate.core.layout import Mixer
-from slimstate.records.benchmark import KernelRecord, MixerRecord
+from slimstate.records.benchmark import DecodeRecord, KernelRecord, MixerRecord, WidthRow
 from slimstate.records.numbers import dims_text
 from slimstate.records.serving import LayerSpeed
 from slimstate.system.value import Value
@@ -33,6 +34,7 @@ class Curve(Value):
     heads: int
     value_dim: int
     pairs: Mapping[tuple[int, int], float] = field(default_factory=dict)  # seconds by key and value dim, if both vary
+    scope: str = "a whole model gains less"
 
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds.values()) <= 0:
@@ -103,7 +105,7 @@ class Curve(Value):
         """Return where and how the curve was measured, and which of these key dims were not."""
         substitutes = {key_dim: self.measured_key_dim(key_dim) for key_dim in key_dims if key_dim not in self.seconds}
         others = [f"{key_dim} taken as {other}" for key_dim, other in substitutes.items()]
-        return "; ".join([f"{self.device}: {self.conditions}", *others, "a whole model gains less"])
+        return "; ".join([f"{self.device}: {self.conditions}", *others, self.scope])
 
 
 def mixer_curve(record: MixerRecord, model_type: str) -> Curve | None:
@@ -113,7 +115,8 @@ def mixer_curve(record: MixerRecord, model_type: str) -> Curve | None:
         f"one layer by itself, forward over {sizes['batch']} x {sizes['length']} tokens, hidden {sizes['hidden']},"
         f" {sizes['heads']} heads, value dim {sizes['value_dim']}"
     )
-    return _curve(record, (model_type, "forward"), conditions, sizes["heads"], sizes["value_dim"])
+    rows = (row for row in record.rows if (row.model, row.mode) == (model_type, "forward"))
+    return _curve(record, rows, conditions, sizes["heads"], sizes["value_dim"])
 
 
 def kernel_curve(record: KernelRecord, model_type: str, mode: str) -> Curve | None:
@@ -128,13 +131,25 @@ def kernel_curve(record: KernelRecord, model_type: str, mode: str) -> Curve | No
         work = f"{sizes['prompts']} prompts of {sizes['length']:,} tokens"
     heads = f"{shape['key_heads']} key and {shape['value_heads']} value heads, value dim {shape['value_dim']}"
     conditions = f"the kernel of {record.kernels} by itself, {work}, {heads}"
-    return _curve(record, (shape["name"], mode), conditions, shape["value_heads"], shape["value_dim"])
+    rows = (row for row in record.rows if (row.model, row.mode) == (shape["name"], mode))
+    return _curve(record, rows, conditions, shape["value_heads"], shape["value_dim"])
+
+
+def decoding_curve(record: DecodeRecord, model_type: str) -> Curve | None:
+    """Return the curve of decoding steps of a whole model of this type, with the most sequences that were timed."""
+    sizes, batch = record.settings, max(record.settings["batches"])
+    name = next((name for name in sizes["models"] if name.startswith(f"{model_type}-")), None)
+    rows = (row for row in record.rows if (row.model, row.batch) == (name, batch))
+    conditions = f"a decoding step of a whole {name}, {batch:,} sequences"
+    curve = _curve(record, rows, conditions, sizes["heads"], sizes["value_dim"])
+    return curve and replace(curve, scope="one sequence gains nothing")
 
 
 def _curve(
-    record: MixerRecord | KernelRecord, case: tuple[str, str], conditions: str, heads: int, value_dim: int
-) -> Curve | None:
-    rows = [row for row in record.rows if (row.model, row.mode) == case and not row.error]
+    record: MixerRecord | KernelRecord | DecodeRecord, timed: Iterable[WidthRow], conditions: str, heads: int,
+    value_dim: int,
+) -> Curve | None:  # fmt: skip
+    rows = [row for row in timed if not row.error]
     seconds = {row.key_dim: row.time for row in rows if row.value_dim in (None, value_dim)}
     if not seconds:
         return None
@@ -154,6 +169,8 @@ def _curves(model_type: str) -> Iterator[tuple[str, Curve | None]]:
             kernels = KernelRecord.from_json(data)
             for mode in kernels.settings["modes"]:
                 yield USES[mode], kernel_curve(kernels, model_type, mode)
+        elif data.get("bench") == "decode":
+            yield USES["decode"], decoding_curve(DecodeRecord.from_json(data), model_type)
         else:
             yield "", mixer_curve(MixerRecord.from_json(data), model_type)
 
