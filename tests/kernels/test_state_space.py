@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from slimstate.kernels import patches, state_space
-from slimstate.kernels.state_space import Inputs, by_fla, by_head, form_for, grouped, needs_our_scan, state_space_scan
+from slimstate.kernels.state_space import (
+    Inputs,
+    by_fla,
+    by_head,
+    form_for,
+    grouped,
+    needs_our_scan,
+    recomputed,
+    state_space_scan,
+)
 
 SCAN = "def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states{}): ...\n"
 REST = ", dt_softplus, dt_limit, return_final_states"
@@ -66,7 +75,7 @@ def test_on_a_gpu_fla_computes_half_precision_unless_channels_are_too_few_for_it
     plain = plain._replace(B=plain.B.new_empty(2, 5, 2, 64))
     trained = Inputs(*(x.clone().requires_grad_() for x in plain))
     assert form_for(trained) is grouped  # few values, and a gradient
-    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is by_fla
+    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is recomputed
     assert form_for(plain) is by_fla
     assert form_for(Inputs(*(x.float() for x in plain))) is grouped
     assert form_for(plain.at(slice(1))) is by_head
@@ -74,6 +83,22 @@ def test_on_a_gpu_fla_computes_half_precision_unless_channels_are_too_few_for_it
         assert form_for(plain) is grouped
     monkeypatch.setattr(state_space, "has_fla", lambda: False)
     assert form_for(plain) is grouped
+
+
+def test_a_scan_that_is_computed_again_has_the_same_gradient(monkeypatch):
+    runs, results = [], []
+
+    def by_products(tensors: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        runs.append(tensors)
+        return state_space._scan(tensors, 64)
+
+    monkeypatch.setattr(state_space, "by_fla", by_products)
+    for form in (by_products, recomputed):
+        tensors = Inputs(*(x.detach().requires_grad_() for x in inputs(70)))
+        y, last = form(tensors)
+        results.append([y, last, *torch.autograd.grad(y.square().sum() + last.sum(), tensors)])
+    assert len(runs) == 3
+    torch.testing.assert_close(results[1], results[0])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from slimstate.kernels import gla
 from slimstate.kernels.chunks import lower, split_time
@@ -101,7 +102,9 @@ def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA or (
         inputs.x.shape[-1] < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs)
     )
-    return grouped if too_precise_for_triton(inputs.x) or narrow or is_in_pytorch() or not has_fla() else by_fla
+    if too_precise_for_triton(inputs.x) or narrow or is_in_pytorch() or not has_fla():
+        return grouped
+    return recomputed if needs_gradient(*inputs) else by_fla
 
 
 def by_head(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -123,6 +126,12 @@ def by_fla(inputs: Inputs) -> tuple[Tensor, Tensor]:
         queries, keys, values, g, scale=1.0, initial_state=state.mT.contiguous(), output_final_state=True
     )
     return torch.addcmul(y, D.unsqueeze(-1).to(y), x), last.mT.contiguous()
+
+
+def recomputed(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return what `by_fla` does; its backward pass computes keys and queries for each head again, not to save them."""
+    result: tuple[Tensor, Tensor] = checkpoint(by_fla, inputs, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def grouped(inputs: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
