@@ -517,3 +517,49 @@ def test_other_bad_options_get_one_line(runtime, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SlimstateError, match=r"pip install 'slimstate\[eval\]'"):
         resolve_tasks("paper")
+
+
+@torch.inference_mode()
+def log_likelihood(runtime: Runtime, before: str, after: str) -> float:
+    ids, count = tokens(runtime, before) + tokens(runtime, after), len(tokens(runtime, after))
+    scores = runtime.model(input_ids=torch.tensor([ids[:-1]])).logits[0, -count:].double().log_softmax(-1)
+    return float(scores.gather(1, torch.tensor(ids[-count:])[:, None]).sum())
+
+
+def test_a_task_of_my_own_is_a_yaml_file_with_local_data_and_needs_no_hub(runtime, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimstate.system.hub.is_reachable", lambda: False)
+    data = write(tmp_path / "questions.json", DOCUMENTS["arc_easy"])
+    text = f"""
+task: mine
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices.label.index(answerKey)}}}}"
+doc_to_choice: "{{{{choices.text}}}}"
+metric_list: [{{metric: acc}}]
+"""
+    (folder := tmp_path / "tasks").mkdir()
+    (path := folder / "mine.yaml").write_text(text)
+    results = {
+        name: lm_eval.run_tasks(runtime, TaskOptions(tasks=(name,), include_path=place)).tasks["mine"]
+        for name, place in ((str(path), None), ("mine", folder))
+    }
+    first, second = results.values()
+    assert first == second
+    assert (first.samples, first.data.digest[:7]) == (6, "sha256:")
+    right = 0
+    for row in DOCUMENTS["arc_easy"]:
+        scores = [log_likelihood(runtime, row["question"], f" {choice}") for choice in row["choices"]["text"]]
+        right += row["choices"]["label"][scores.index(max(scores))] == row["answerKey"]
+    assert first.metrics["acc"] == pytest.approx(right / 6)
+    path.write_text(text.replace("acc}", "acc_norm}"))
+    (changed,) = task_sources.find_sources(TaskOptions(tasks=(str(path),)))
+    assert changed.data.digest != first.data.digest  # another task, which does not continue a sweep
+    (tmp_path / "empty.yaml").write_text("dataset_path: json\n")
+    for name, message in (("none.yaml", "no file"), ("empty.yaml", "must have a line `task: NAME`")):
+        with pytest.raises(DataError, match=message):
+            resolve_tasks(str(tmp_path / name))
+    with pytest.raises(DataError, match="no folder"):
+        resolve_tasks("mine", tmp_path / "none")

@@ -25,7 +25,15 @@ import torch
 
 from slimstate.evaluation.options import TaskOptions
 from slimstate.evaluation.perplexity import share_error
-from slimstate.evaluation.task_sources import RECALL, Source, find_sources, lm_eval_module, resolve_tasks, task_manager
+from slimstate.evaluation.task_sources import (
+    RECALL,
+    Source,
+    find_sources,
+    lm_eval_module,
+    resolve_tasks,
+    task_files,
+    task_manager,
+)
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
 from slimstate.records.numbers import plural
@@ -49,11 +57,11 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
     A folder of local files has TASK.jsonl or TASK.parquet, or a folder TASK with a file for each split. `max_length`
     does not apply to recall prompts, which have their own length.
     """
-    names = resolve_tasks(options.tasks)
+    names = resolve_tasks(options.tasks, options.include_path)
     reporter.say(f"lm-eval {version('lm_eval')}: {', '.join(names)}")
     limit, max_length = options.limit, options.max_length
     with reporter.waiting(f"running {plural(len(names), 'task')}"), silence(), TemporaryDirectory() as folder:
-        manager = task_manager(names)
+        manager = task_manager(names, task_files(options.include_path, *options.tasks))
         sources = find_sources(options, manager)
         tasks = {
             source.task: _load(manager, source, Path(folder), runtime.tokenizer, options.recall_prompts)

@@ -16,7 +16,9 @@ class TaskOptions(Options):
     """Tasks"""
 
     tasks: tuple[str, ...] = ()
-    """Tasks of lm-eval, separated by commas; paper: the seven tasks of the paper."""
+    """Tasks of lm-eval or YAML files of tasks, separated by commas; paper: the seven tasks of the paper."""
+    include_path: Path | None = None
+    """Folder with YAML files of more tasks, as in lm-eval."""
     task_data: Path | None = None
     """Folder with TASK.jsonl or TASK.parquet to use instead of hub datasets."""
     limit: Annotated[int | None, Meta(ge=1)] = None

@@ -15,7 +15,7 @@ from typing import Any
 from slimstate.evaluation.options import TaskOptions
 from slimstate.records.evaluation import TaskData
 from slimstate.system import hub
-from slimstate.system.errors import DataError, SlimstateError
+from slimstate.system.errors import DataError, SlimstateError, reason_of
 from slimstate.system.input_files import expand_home
 from slimstate.system.value import Value
 
@@ -24,24 +24,29 @@ RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde
 SUITES = {"paper": PAPER, "recall": RECALL}
 RECALL_FOLDER = Path(__file__).parent / "recall_tasks"
 READERS = {".jsonl": "json", ".parquet": "parquet"}  # their names in `datasets`
+YAML = (".yaml", ".yml")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 TASK_NAME = re.compile(rb"^[\"']?task[\"']?:[ \t]*[\"']?([^\s\"'#\[{!]+)", re.MULTILINE)
 
 
 class Source(Value):
-    """Where the documents of a task come from: the hub, or `files`, one for every split that the task names."""
+    """Where the documents of a task come from: the hub, or `files`, one for every split that the task names.
+
+    `own` are files that define a task of the user's: its YAML and the data that it names.
+    """
 
     task: str
     place: str
     files: Mapping[str, Path]
+    own: tuple[Path, ...] = ()
 
     @property
     def data(self) -> TaskData:
         """The place and, of files, a digest of their bytes."""
-        if not self.files:
+        if not self.files and not self.own:
             return TaskData(path=self.place)
         total = hashlib.sha256()
-        for path in sorted(set(self.files.values())):
+        for path in sorted({*self.files.values(), *self.own}):
             total.update(path.read_bytes())
         return TaskData(path=self.place, digest=f"sha256:{total.hexdigest()}")
 
@@ -60,16 +65,16 @@ class Source(Value):
         }
 
 
-def resolve_tasks(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the tasks of suites, names and comma lists of both, each once; refuse unknown ones."""
+def resolve_tasks(names: str | Sequence[str], include_path: Path | None = None) -> tuple[str, ...]:
+    """Return the tasks of suites, names, YAML files and comma lists of them, each once; refuse unknown ones."""
     parts = [part.strip() for part in (names if isinstance(names, str) else ",".join(names)).split(",")]
-    tasks = dict.fromkeys(name for part in parts if part for name in SUITES.get(part, (part,)))
+    tasks = dict.fromkeys(name for part in parts if part for name in SUITES.get(part, (_name_of(part),)))
     if not tasks:
         raise DataError(f"no task is named; there are the suites {', '.join(SUITES)} and the tasks of lm-eval")
     _lm_eval_folder()
     for name in tasks:
-        if name not in (*PAPER, *RECALL) and name not in task_files():
-            near = difflib.get_close_matches(name, [*SUITES, *task_files()], n=3)
+        if name not in (*PAPER, *RECALL) and name not in (files := task_files(include_path, *parts)):
+            near = difflib.get_close_matches(name, [*SUITES, *files], n=3)
             hint = f"nearest: {', '.join(near)}" if near else "`lm_eval ls subtasks` lists them"
             raise DataError(f"unknown task {name!r} (groups of tasks are not supported); {hint}")
     return tuple(tasks)
@@ -82,25 +87,47 @@ def find_sources(options: TaskOptions, manager: Any = None) -> tuple[Source, ...
     """
     if not options.tasks:
         return ()
-    names = resolve_tasks(options.tasks)
-    manager = manager or task_manager(names)
+    names, files = resolve_tasks(options.tasks, options.include_path), task_files(options.include_path, *options.tasks)
+    manager = manager or task_manager(names, files)
     configs = {name: manager.task_index[name].cfg for name in names}
     if options.task_data is None:
-        return tuple(_hub_source(name, config) for name, config in configs.items())
+        return tuple(_hub_source(name, config, files[name]) for name, config in configs.items())
     folder = expand_home(options.task_data)
     if not folder.is_dir():
         raise DataError(f"no folder {options.task_data} of task data")
     return tuple(_local_source(name, config, folder) for name, config in configs.items())
 
 
+def task_files(include_path: Path | None = None, *tasks: str) -> dict[str, Path]:
+    """Return the file of every task by name: YAML files among `tasks`, those in a folder, and shipped ones."""
+    folder = None if include_path is None else expand_home(include_path)
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"no folder {include_path} of tasks")
+    parts = [part.strip() for task in tasks for part in task.split(",")]
+    own = {_name_of(part): expand_home(part) for part in parts if part.endswith(YAML)}
+    return {**_files_in((RECALL_FOLDER, _lm_eval_folder() / "tasks")), **_files_in((folder,) if folder else ()), **own}
+
+
+def _name_of(task: str) -> str:
+    """Return the name of the task in a YAML file, or the name that was given."""
+    if not task.endswith(YAML):
+        return task
+    path = expand_home(task)
+    if not path.is_file():
+        raise DataError(f"no file {task} of a task")
+    if (name := TASK_NAME.search(path.read_bytes())) is None:
+        raise DataError(f"{task} is not a task of lm-eval: it must have a line `task: NAME`")
+    return name[1].decode()
+
+
 @cache
-def task_files() -> dict[str, Path]:
-    """Return the file of every task that lm-eval or slimstate ships, by task.
+def _files_in(folders: tuple[Path, ...]) -> dict[str, Path]:
+    """Return the file of every task in these folders, by task.
 
     The index of lm-eval parses all of them, which takes ten seconds; the name is on a line of its own in each.
     """
     files: dict[str, Path] = {}
-    for folder in (RECALL_FOLDER, _lm_eval_folder() / "tasks"):
+    for folder in folders:
         for path in sorted(folder.rglob("*.yaml")):
             name = TASK_NAME.search(path.read_bytes())
             if name:
@@ -115,10 +142,19 @@ def _lm_eval_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def task_manager(names: Sequence[str]) -> Any:
-    """Return an index of lm-eval of the folders that contain these tasks."""
-    folders = sorted({str(task_files()[name].parent) for name in names})
-    return lm_eval_module("lm_eval.tasks").TaskManager(include_path=folders, include_defaults=False)
+def task_manager(names: Sequence[str], files: Mapping[str, Path]) -> Any:
+    """Return an index of lm-eval of the folders that contain shipped tasks, and of the files of others."""
+    paths, roots = {files[name] for name in names}, (RECALL_FOLDER, _lm_eval_folder())
+    shipped = {path for path in paths if any(path.is_relative_to(root) for root in roots)}
+    folders = sorted({str(path.parent) for path in shipped})
+    manager = lm_eval_module("lm_eval.tasks").TaskManager(include_path=folders, include_defaults=False)
+    index, load_yaml = lm_eval_module("lm_eval.tasks._index").TaskIndex, lm_eval_module("lm_eval.tasks._yaml_loader")
+    for path in sorted(paths - shipped):
+        try:
+            index.process_cfg(load_yaml.load_yaml(path, resolve_func=False), path, manager.task_index)
+        except Exception as error:
+            raise DataError(f"{path} is not a task of lm-eval: {reason_of(error)}") from error
+    return manager
 
 
 def lm_eval_module(name: str) -> Any:
@@ -129,16 +165,21 @@ def lm_eval_module(name: str) -> Any:
         raise SlimstateError(f"lm-eval cannot be imported ({error}): pip install 'slimstate[eval]'") from error
 
 
-def _hub_source(name: str, config: Mapping[str, Any]) -> Source:
+def _hub_source(name: str, config: Mapping[str, Any], file: Path) -> Source:
+    """Return the dataset that a task names: of the hub, or local files."""
     from huggingface_hub import constants
 
+    named = (config.get("dataset_kwargs") or {}).get("data_files") or ()
+    groups = named.values() if isinstance(named, Mapping) else [named]
+    paths = [Path(path) for group in groups for path in ([group] if isinstance(group, str) else group)]
+    own = tuple(path for path in (*paths, file) if path.is_file() and not path.is_relative_to(_lm_eval_folder()))
     place = ":".join(str(part) for part in (config.get("dataset_path"), config.get("dataset_name")) if part)
-    if not constants.is_offline_mode() and not hub.is_reachable():
+    if not paths and not constants.is_offline_mode() and not hub.is_reachable():
         raise DataError(
             f"task {name}: the hub cannot be reached for its dataset {place}; give a folder of files with `task_data`,"
             " or set HF_HUB_OFFLINE=1 where the dataset was downloaded before"
         )
-    return Source(task=name, place=place or "the task's own", files={})
+    return Source(task=name, place=place or "the task's own", files={}, own=own)
 
 
 def _local_source(name: str, config: Mapping[str, Any], folder: Path) -> Source:

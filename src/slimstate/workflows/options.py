@@ -21,7 +21,7 @@ from slimstate.system.options import Options, once, options_of
 from slimstate.training.options import RecoverOptions, TrainOptions
 from slimstate.workflows.inputs import Model
 
-TASK_OPTIONS = ("task_data", "limit", "recall_prompts")
+TASK_OPTIONS = ("task_data", "include_path", "limit", "recall_prompts")
 NEEDS_BUDGET = "needs a budget: `state_mb`, or `sequences` and `memory_gb`"
 
 
