@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 
 import slimstate
 import tiny
@@ -24,7 +25,7 @@ from launching import Program
 from places import ROOT, TESTS
 from slimstate import cli
 from slimstate.cli import name_flags
-from slimstate.cli.terminal import Output, secure_streams
+from slimstate.cli.terminal import Output, Table, print_all, secure_streams
 from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
 from slimstate.selectors import METHODS, channel_methods
@@ -273,3 +274,13 @@ def test_commands_that_are_stopped_leave_nothing_and_can_be_repeated(tmp_path):
     words = ["--trials", "3", "--classes", "kills,races", "--commands", "prune"]
     suite = Program(TESTS / "crash_suite.py", *words, out=tmp_path / "shown", err=tmp_path / "said")
     assert suite.wait() == 0, (tmp_path / "shown").read_text() + (tmp_path / "said").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_word_is_cut_off_in_a_narrow_terminal(width, capsys, monkeypatch):
+    monkeypatch.setattr("slimstate.cli.terminal.printer", lambda: Console(width=width, soft_wrap=True))
+    names = [f"column-of-numbers-{number}" for number in range(width // 20)]
+    print_all([Table(names[:2], [("a" * 10, "b")]), Table(names, [["12,345,678 ± 0.1"] * len(names)])])
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert out.splitlines()[-1] == "; ".join(f"{name} 12,345,678 ± 0.1" for name in names)

@@ -232,7 +232,7 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_reported(recover, t
     assert record.epochs == 1.6
     with pytest.raises(DataError, match=f"{line}; with `no_repeat` at most `steps` 2"):
         recover(NAME, tmp_path / "again", data=text, no_repeat=True)
-    assert "measuring on 32 held-out tokens, too few to compare models: hold out more (eval_tokens)" in listener.lines
+    assert "measuring on 32 held-out tokens, too few to compare models: hold out more (`eval_tokens`)" in listener.lines
     once = recover(NAME, tmp_path / "again", data=text, no_repeat=True, steps=2)
     assert once.epochs == 1
     assert "no window twice" in (tmp_path / "again" / "README.md").read_text()

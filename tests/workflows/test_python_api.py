@@ -202,7 +202,7 @@ def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(fol
         slimstate.prune(folders[NAME], tmp_path / "cut", samples=32, **reconstructed)
     listener = Listener()
     slimstate.prune(folders[NAME], method="l1", key_dim=8, data=text_file, samples=4, rrqr_f=2.0, progress=listener)
-    assert "no effect with l1: rrqr_f, samples, data" in listener.lines
+    assert "no effect with l1: `rrqr_f`, `samples`, `data`" in listener.lines
 
 
 def test_a_compiled_model_is_refused(model):

@@ -119,7 +119,7 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     Does nothing on a CPU or without jobs.
     """
     if options.jobs and bench.device.type != "cuda":
-        bench.reporter.say("no effect on a CPU: jobs")
+        bench.reporter.say("no effect on a CPU: `jobs`")
     if bench.device.type != "cuda" or options.jobs < 1:
         return
     threads = max(1, len(os.sched_getaffinity(0)) // options.jobs)

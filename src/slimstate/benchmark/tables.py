@@ -20,7 +20,9 @@ def number(value: float | None, form: str, factor: float = 1.0) -> str:
 
 
 def _duration(row: TimedRow, factor: float) -> str:
-    return row.error or f"{factor * row.time:.3f} ±{factor * row.spread:.2g}"
+    if row.error:
+        return row.error
+    return f"{factor * row.time:.3f}" + (f" ±{factor * row.spread:.2g}" if row.spread else "")  # one round has none
 
 
 def _speed(value: float | None) -> str:
@@ -63,15 +65,12 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "kernels": ("model", "mode", *TIMED, "of copying", "differs by"),
     "calibrate": ("method", "seconds", "times the forward", "selection, s", "GiB", "of memory"),
 }  # fmt: skip
-OPTIONAL = ("eager ms", "state GB/s", "roofline ms", "GiB")  # left out of a narrow terminal
 
 
-def table(record: BenchRecord, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and the rows of cells; fewer columns where the terminal is narrow."""
-    absent = OPTIONAL if narrow else ()
-    if not any(getattr(row, "value_dim", None) for row in record.rows):
-        absent = (*absent, "value dim")
-    titles = [name for name in COLUMNS[record.bench] if name not in absent]
+def table(record: BenchRecord) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and the rows of cells."""
+    has_values = any(getattr(row, "value_dim", None) for row in record.rows)
+    titles = [name for name in COLUMNS[record.bench] if has_values or name != "value dim"]
     return titles, [[CELLS[name](row) for name in titles] for row in record.rows]
 
 

@@ -112,11 +112,12 @@ class Command(Value):
 
     def execute(self, values: Mapping[str, Any]) -> int:
         """Run the workflow with values by flat name, print its result, and return the exit code."""
+        from slimstate.cli import name_flags
         from slimstate.system import hub
         from slimstate.system.console import TerminalReporter
 
         inputs, config, flags = self.parse(values)
-        reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
+        reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose), name_flags)
         if (repository := getattr(flags, "push_to_hub", None)) is not None:  # fails before the work, not after it
             from_main(lambda: hub.check_repository(repository))
         if self.run is not None:

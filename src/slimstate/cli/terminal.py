@@ -39,7 +39,7 @@ def print_json(record: Mapping[str, object]) -> None:
 
 
 def print_all(printout: Printout) -> None:
-    """Print lines as they are, and tables no wider than the terminal."""
+    """Print lines as they are, and tables; a line for each row where the terminal is too narrow for the table."""
     from rich.table import Table as RichTable
 
     console = printer()
@@ -47,10 +47,16 @@ def print_all(printout: Printout) -> None:
         if isinstance(part, str):
             console.print(part)
             continue
-        table = RichTable(*part.columns)
-        for row in part.rows:
+        table, rows = RichTable(*part.columns), list(part.rows)
+        table.columns[0].no_wrap = True
+        for row in rows:
             table.add_row(*row)
-        console.print(table, soft_wrap=False)
+        if not any("…" in segment.text for segment in console.render(table)):  # where a word is cut off
+            console.print(table, soft_wrap=False)
+            continue
+        for row in rows:
+            cells = zip(part.columns, row, strict=True)
+            console.print("; ".join(f"{name} {cell}".strip() for name, cell in cells if cell))
 
 
 def printer() -> "Console":

@@ -19,14 +19,14 @@ SECONDS_BETWEEN_LINES = 10
 class TerminalReporter(Reporter):
     """Show lines and progress bars on standard error; nothing with a negative verbosity, times with a positive one."""
 
-    def __init__(self, verbosity: int = 0) -> None:
+    def __init__(self, verbosity: int = 0, translate: Callable[[str], str] = str) -> None:
         self.console = console(stderr=True, quiet=verbosity < 0)
-        self.shows_time = verbosity > 0
+        self.shows_time, self.translate = verbosity > 0, translate
         self.bars: Progress | None = None  # those below an open table
 
     def say(self, line: str) -> None:
         clock = f"{datetime.now():%H:%M:%S} " if self.shows_time else ""
-        self.console.print(clock + line, markup=False)
+        self.console.print(clock + self.translate(line), markup=False)
 
     def detail(self, line: str) -> None:
         if self.shows_time:
@@ -83,7 +83,7 @@ class TerminalReporter(Reporter):
         table = Table(*columns)
         self.bars = self._new_bars()
         try:
-            with Live(Group(table, self.bars), console=self.console, refresh_per_second=8):
+            with Live(Group(table, self.bars), console=self.console, refresh_per_second=8, transient=True):
                 yield lambda cells: table.add_row(*cells)
         finally:
             self.bars = None

@@ -124,7 +124,7 @@ def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: R
         tokens = Tokens.of_corpus(_corpus(options, tokenizer, folder, reporter), tokenizer)
         if tokens.size.tokens < MIN_EVAL_TOKENS:
             count = f"{tokens.size.tokens:,} held-out tokens"
-            reporter.say(f"measuring on {count}, too few to compare models: hold out more (eval_tokens)")
+            reporter.say(f"measuring on {count}, too few to compare models: hold out more (`eval_tokens`)")
         return tokens
     if is_same_text(text.eval_text, text.data):
         reporter.say("the evaluation text is also the training text, which models fit better than other text")

@@ -186,7 +186,8 @@ def report_unused(config: PruneConfig | SweepConfig, methods: Sequence[Selector]
     if isinstance(config, PruneConfig) and not needs - {"weight"}:  # a sweep still measures condition numbers
         names += ["samples", "length", "evidence", *(["data"] if config.reconstruct is None else [])]
     if unused := [name for name in names if name in config.to_values()]:
-        reporter.say(f"no effect with {' and '.join(each.name for each in methods)}: {', '.join(unused)}")
+        flags = ", ".join(f"`{name}`" for name in unused)
+        reporter.say(f"no effect with {' and '.join(each.name for each in methods)}: {flags}")
 
 
 def _value_method(config: PruneConfig) -> Any:

@@ -33,7 +33,7 @@ from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.evaluation import UNCUT, Row, SweepRecord, SweepSettings
 from slimstate.records.folder import check_drawings
-from slimstate.records.numbers import dims_text, fixed, perplexity, plural, signed
+from slimstate.records.numbers import dims_text, perplexity, plural, signed
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import RECONSTRUCTION
@@ -51,10 +51,7 @@ from slimstate.workflows.prune import prune, report_unused, selection_job
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
 OUTPUTS = ("sweep.*", "ablation.*", "pareto.*")
 ENGINE_OPTION = "mamba-ssm-cache-dtype"  # data type of the states in vLLM
-COLUMNS = (
-    "method", "score", "compression", "key dim", "state", "per token", "per word", "bits per byte", "nats over uncut",
-    "utilisation", "kappa",
-)  # fmt: skip
+COLUMNS = ("method", "score", "key dim", "state", "perplexity per token", "nats over uncut")
 
 
 def sweep(
@@ -252,9 +249,6 @@ def _open_cut(
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a row of the table that shows progress."""
-    candidate = (row.method, row.score, f"{row.compression:.4g}", row.dims, row.state_dtype)
-    units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
-    kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
     scores = [f"{item.name} {item.value:.4g}" for item in row.measures(main=True) if item.value is not None]
-    loss = signed(row.nats_over_uncut, row.nats_error)
-    return *candidate, *units, loss, f"{row.rank_utilisation:.3f}", kappa, *[", ".join(scores)] * bool(scores)
+    loss, extra = signed(row.nats_over_uncut, row.nats_error), [", ".join(scores)] * bool(scores)
+    return row.method, row.score, row.dims, row.state_dtype, perplexity(row.perplexity), loss, *extra

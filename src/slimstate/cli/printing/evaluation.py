@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
-from slimstate.cli.terminal import Printout, Table, printer
+from slimstate.cli.terminal import Printout, Table
 from slimstate.records.numbers import HUGE, fixed, format_mib, perplexity, plural, signed, with_error
 from slimstate.workflows.options import AnalyzeConfig, EvalConfig, SweepConfig, VerifyConfig
 
@@ -67,12 +67,14 @@ def show_sweep(record: "SweepRecord") -> Printout:
     keys = sorted({(row.state_bytes, row.dims, row.state_dtype, row.compression) for row in rows}, reverse=True)
     several = record.state_dtypes != ("float32",)
     columns = (f"key dim {dims} ({share:.4g}){f' {dtype}' if several else ''}" for _, dims, dtype, share in keys)
-    lines = []
+    lines, scores = [], {row.score for row in rows}
     for method, score in dict.fromkeys((row.method, row.score) for row in rows):
-        by_key = {row.key[2:]: row for row in rows if (row.method, row.score) == (method, score)}
-        cells = ("\n".join(_in_units(by_key[key[1:3]], uncut).values()) if key[1:3] in by_key else "" for key in keys)
-        lines.append((f"{method} ({score})", "\n".join(_in_units(uncut, uncut)), *cells))
-    yield Table(("perplexity", "", *columns), lines)
+        by_key = {row.key[2:]: _in_units(row, uncut) for row in rows if (row.method, row.score) == (method, score)}
+        for place, unit in enumerate(_in_units(uncut, uncut)):
+            cells = (by_key.get(key[1:3], {}).get(unit, "") for key in keys)
+            label = method if scores == {"kq"} else f"{method} ({score})"
+            lines.append(("" if place else label, unit, *cells))
+    yield Table(("method", "", *columns), lines)
     values = ", ".join(f"{value} {name}" for name, value in list(_in_units(uncut, uncut).items())[:-1])
     yield f"uncut: {values}; {format_mib(uncut.state_bytes)} of state per sequence in fp32"
     yield f"measured on {uncut.counts}"
@@ -96,8 +98,8 @@ def _in_units(result: "Row | Uncut", uncut: "Uncut") -> dict[str, str]:
         if result is not uncut and item.value is not None and (value := before.get(item.name)) is not None:
             error = getattr(result, "recall_error", None) if item.group == "recall" else None
             texts[item.name] += f", {signed(item.value - value, error)}"
-    loss = getattr(result, "nats_over_uncut", 0.0)
-    return texts | {"nats over uncut": signed(loss, getattr(result, "nats_error", None))}
+    texts["nats over uncut"] = signed(getattr(result, "nats_over_uncut", 0.0), getattr(result, "nats_error", None))
+    return {name: text.replace("no difference", "none") for name, text in texts.items()}
 
 
 def _number(value: float | None, error: float | None = None) -> str:
@@ -117,7 +119,7 @@ def show_bench(record: "BenchRecord") -> Printout:
     from slimstate.benchmark.tables import table
     from slimstate.records.benchmark import DecodeRecord, KernelRecord
 
-    yield Table(*table(record, narrow=printer().width < 120))
+    yield Table(*table(record))
     if isinstance(record, DecodeRecord | KernelRecord):
         yield f"copying: {record.copy_bandwidth / 1e9:,.0f} GB/s, read and written"
     if isinstance(record, DecodeRecord):
