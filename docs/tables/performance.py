@@ -96,6 +96,23 @@ def _pairs() -> list[dict[str, Any]]:
     return rows
 
 
+def _scans() -> list[dict[str, Any]]:
+    """Return the speeds of Mamba-2 models by transformers' scan and by fla's, in one run."""
+    rows = [row for row in record("gpu-kernels")["speed"] if row["model_type"] != "gated_deltanet"]
+    by_model: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_model.setdefault(row["model_type"], {})[row["scan"]] = row
+    result = []
+    for name, scans in by_model.items():
+        ours, theirs = scans["fla, one step in PyTorch"], scans.get("transformers' scan")
+        row: dict[str, Any] = {"model": name, **ours}
+        for way in ("forward", "training") if theirs else ():
+            speed = f"{way}_tokens_per_second"
+            row |= {f"{way}_before": theirs[speed], f"{way}_times": ours[speed] / theirs[speed]}
+        result.append(row)
+    return result
+
+
 def _speedup(key_dim: int, title: str) -> str:
     row = only(CURVE["rows"], model=LAYERS[title], key_dim=key_dim)
     return f"{row['speedup']:.2f}"
@@ -247,6 +264,19 @@ TABLES = {
             "roofline, ms": "{roofline_ms:.2f}",
         },
         _decoding(),
+    ),
+    "scans": table(
+        {
+            "model": "{model}",
+            "forward, tokens/s": "{forward_tokens_per_second:,}",
+            "by transformers": "{forward_before:,}",
+            "times": "{forward_times:.1f}x",
+            "training, tokens/s": "{training_tokens_per_second:,}",
+            "training by transformers": "{training_before:,}",
+            "times as fast": "{training_times:.1f}x",
+            "GiB": "{training_gib:.1f}",
+        },
+        _scans(),
     ),
     "pairs": table(
         {

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from tables.layout import GIB, RECORDS, grid, only, pairs, percent, record, select, table
+from tables.layout import GIB, grid, only, pairs, percent, record, select, table
 from tables.recovery import MODELS
 
 MEASURED = record("reconstruction-30m")
@@ -132,9 +132,7 @@ def _memory() -> list[dict[str, Any]]:
 
 
 def _production() -> str:
-    """Return what reconstructions at full width took, or how to measure them."""
-    if not (RECORDS / "production.json").is_file():
-        return "Not measured yet."
+    """Return what reconstructions at full width took."""
     measured = record("production")
     rows = []
     for name, model in measured["models"].items():
@@ -143,14 +141,21 @@ def _production() -> str:
         for kind in ("linear", "other"):
             seconds = [layer["seconds"] for layer in part["layers"] if layer["kind"] == kind]
             row |= {kind: statistics.median(seconds)} if seconds else {}
-        peak = max(layer["gpu_peak_bytes"] or 0 for layer in part["layers"])
+        row |= {"first": part["layers"][0]["seconds"], "minutes": whole["total"] / 60}
+        peak = max(layer.get("gpu_peak_bytes") or 0 for layer in part["layers"])
         row |= {"gpu": peak / GIB} if peak else {}
-        rows.append({**row, "host": part["host_peak_bytes"] / GIB, "minutes": whole["total"] / 60})
+        row |= {"host": part["host_peak_bytes"] / GIB} if "host_peak_bytes" in part else {}
+        rows.append({**row, "prune": model["prune"]["seconds"], "all": part["seconds"]})
     columns = {
-        "shapes of": "{model}", "layers, linear + other": "{layers}", "s per linear layer": "{linear:.1f}",
-        "s per other layer": "{other:.1f}", "GPU, GiB": "{gpu:.1f}", "host, GiB": "{host:.1f}",
-        "minutes for all layers": "{minutes:.0f}",
+        "shapes of": "{model}", "`prune`, s": "{prune:.0f}", "`--reconstruct`, s": "{all:.0f}",
+        "first linear layer, s": "{first:.1f}", "each next, s": "{linear:.1f}", "other layers, s": "{other:.1f}",
+        "GPU, GiB": "{gpu:.1f}", "host, GiB": "{host:.1f}", "layers of the whole": "{layers}",
+        "minutes for all": "{minutes:.0f}",
     }  # fmt: skip
+    # what a run did not record has no column
+    columns = {
+        title: form for title, form in columns.items() if any(form[1:].split(":")[0].rstrip("}") in row for row in rows)
+    }
     about = f"{measured['device']}, {measured['samples']} x {measured['length']} tokens"
     return f"{about} ([record](records/production.json)):\n\n{table(columns, rows)}"
 
@@ -204,6 +209,14 @@ TABLES = {
     ),
     "weighted": grid(("tokens count",), [(title,) for title in WEIGHTS], PLACES, _weighted),
     "production": _production(),
+    "production-rates": table(
+        {
+            "rate": "{rate}",
+            "error on held-out windows": "{held_out:.3f}",
+            "on the windows of the training": "{training:.3f}",
+        },
+        record("production")["rates"]["rows"],
+    ),
     "reconstruction-memory": table({"": "{part}", "GB": "{gb:.2f}"}, _memory()),
 }
 NUMBERS = {
