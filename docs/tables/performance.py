@@ -291,6 +291,7 @@ TABLES = {
             "1,024": "{of_1024:.2f}x",
             "most sequences": "{most:,}",
             "prompts": "{speedup:.2f}x",
+            "one layer": "{layer_speedup:.2f}x",
         },
         _pairs(),
     ),
