@@ -7,6 +7,7 @@ import torch
 
 import tiny
 from slimstate.data.documents import Reading
+from slimstate.data.text import windows
 from slimstate.evaluation.associative_recall import (
     CANDIDATES,
     MAX_QUESTIONS,
@@ -111,3 +112,11 @@ def test_too_many_pairs_or_too_little_text_is_refused(spaces, tmp_path):
     (tmp_path / "short.txt").write_text("short")
     with pytest.raises(DataError, match="associative recall needs at least 256"):
         associative_recall(runtime(), str(tmp_path / "short.txt"), pairs=(2,), length=256)
+
+
+def test_tokens_are_a_text_too(spaces):
+    tokens = torch.cat(list(windows(runtime().tokenizer, Reading.of(spaces), 256, max_windows=64)))
+    first, second = (
+        associative_recall(runtime(), text, pairs=(2,), length=256) for text in (spaces, tokens.view(1, -1))
+    )
+    assert first == second

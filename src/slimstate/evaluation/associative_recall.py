@@ -33,7 +33,7 @@ BEFORE, AFTER = "\n", " ."
 
 
 def associative_recall(
-    runtime: Runtime, text: str | Reading, *, pairs: Sequence[int] = PAIRS, sequences: int = SEQUENCES,
+    runtime: Runtime, text: str | Reading | Tensor, *, pairs: Sequence[int] = PAIRS, sequences: int = SEQUENCES,
     length: int = LENGTH, seed: int = 0, max_tokens: int | None = None, reporter: Reporter = SILENT,
 ) -> AssociativeRecall:  # fmt: skip
     """Return the share of correct answers by the number of pairs to remember; `accuracy` is among the candidates.
@@ -42,7 +42,8 @@ def associative_recall(
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = draw_vocabulary(runtime.tokenizer, max(pairs), generator)
-    builder = SequenceBuilder.read(runtime.tokenizer, Reading.of(text), keys, values, length)
+    source = text if isinstance(text, Tensor) else Reading.of(text)
+    builder = SequenceBuilder.read(runtime.tokenizer, source, keys, values, length)
     points, digest = [], hashlib.sha256()
     limit = None if max_tokens is None else max(1, max_tokens // (length * len(pairs)))
     for count in reporter.track(pairs, "associative recall", len(pairs)):
@@ -118,11 +119,15 @@ class SequenceBuilder(Value):
     length: int
 
     @classmethod
-    def read(cls, tokenizer: Any, text: Reading, keys: Tensor, values: Tensor, length: int) -> "SequenceBuilder":
-        """Return a builder with the first tokens of a text, enough for sequences to start at different places."""
-        filler = torch.cat(list(windows(tokenizer, text, length, max_windows=64))).long()
+    def read(
+        cls, tokenizer: Any, text: Reading | Tensor, keys: Tensor, values: Tensor, length: int
+    ) -> "SequenceBuilder":
+        """Return a builder with tokens, or the first of a text, enough for sequences to start at different places."""
+        parts = [text.flatten()] if isinstance(text, Tensor) else windows(tokenizer, text, length, max_windows=64)
+        filler = torch.cat(list(parts)).long()
         if len(filler) < length:
-            raise DataError(f"{text.source} has {len(filler)} tokens; associative recall needs at least {length}")
+            source = text.source if isinstance(text, Reading) else "the text"
+            raise DataError(f"{source} has {len(filler)} tokens; associative recall needs at least {length}")
         marks = {"before": _ids(tokenizer, BEFORE), "after": _ids(tokenizer, AFTER)}
         return cls(filler=filler, keys=keys, values=values, length=length, **marks)
 

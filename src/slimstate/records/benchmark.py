@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from slimstate.records.base import Record
 from slimstate.records.numbers import dims_text
 from slimstate.records.parts import Origin
-from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole, from_json
 
+B = TypeVar("B", bound="BenchRecord")
 W = TypeVar("W", bound="WidthRow")
 
 
@@ -156,6 +157,12 @@ class BenchRecord(Record, Origin):
     settings: Mapping[str, Any]  # what was timed, by the names of the options
     rounds: Whole
     rows: tuple[TimedRow, ...]
+
+    @classmethod
+    def parse(cls: type[B], data: Mapping[str, object]) -> B:
+        """Return the record as the class of its benchmark."""
+        kinds = {kind.bench: kind for kind in cls.__subclasses__()}
+        return from_json(kinds.get(str(data.get("bench")), cls), data)
 
     def headline(self) -> str:
         return f"{self.bench} on {self.device} in {self.dtype}: {self.kernels}"

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from slimstate.core.file_names import PLAN
 from slimstate.records.base import Record
+from slimstate.records.benchmark import BenchRecord
 from slimstate.records.evaluation import EvaluationRecord, SweepRecord
 from slimstate.records.schema import ValidationError, Value
 from slimstate.records.serving import VerificationRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING, ReconstructionRecord, RecoveryRecord
+from slimstate.records.training import (
+    RECONSTRUCTION,
+    RECOVERY,
+    TRAINING,
+    ReconstructionRecord,
+    RecoveryRecord,
+    TrainingRecord,
+)
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, quoted
 from slimstate.system.input_files import read_bytes
@@ -30,7 +38,7 @@ TYPES: dict[str, type[Record]] = {
     kind.KIND: kind
     for kind in (
         SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord,
-        VerificationRecord,
+        VerificationRecord, TrainingRecord, BenchRecord,
     )
 }  # fmt: skip
 
@@ -45,6 +53,7 @@ class RecordFile(Value, Generic[R_co]):
 class Records(Value):
     """The records of a folder by kind, in the order of the work, and a line on each file that is not valid."""
 
+    training: tuple[RecordFile[TrainingRecord], ...] = ()
     sweep: tuple[RecordFile[SweepRecord], ...] = ()
     plan: "tuple[RecordFile[Plan], ...]" = ()
     reconstruction: tuple[RecordFile[ReconstructionRecord], ...] = ()
@@ -53,6 +62,7 @@ class Records(Value):
     filters: tuple[RecordFile[FiltersRecord], ...] = ()
     evaluation: tuple[RecordFile[EvaluationRecord], ...] = ()
     verification: tuple[RecordFile[VerificationRecord], ...] = ()
+    bench: tuple[RecordFile[BenchRecord], ...] = ()
     skipped: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
@@ -71,7 +81,7 @@ def read_records(folder: Path) -> Records:
     skipped = []
     for path in sorted(folder.rglob("*.json")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        is_ours = path.name in (PLAN, RECOVERY, RECONSTRUCTION) or not (path.parent / "config.json").exists()
+        is_ours = path.name in (PLAN, RECOVERY, RECONSTRUCTION, TRAINING) or not (path.parent / "config.json").exists()
         if is_hidden or not is_ours:
             continue
         try:

@@ -26,6 +26,7 @@ class Cut(Value):
     correction: str | None = None
     shared_filters: str | None = None
     history: tuple[Mapping[str, Any], ...] = ()  # earlier cuts
+    reconstructed: tuple[Mapping[str, Any], ...] = ()
     recovered: tuple[Mapping[str, Any], ...] = ()  # later trainings
 
 

@@ -50,7 +50,13 @@ class Measurements(TextSizes):
     window_nats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # per token, in each window
     nats_error: Mapping[str, float | None] = field(default_factory=dict)  # standard errors over windows
     gain_error: float | None = None  # of the difference between before and after
+    recall: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # associative, with standard errors
     closed: Mapping[str, float | None] = field(default_factory=dict)
+
+    def recall_text(self, stage: str) -> str:
+        """Return the share of names that are recalled at a stage, with its standard error."""
+        value, error = self.recall.get(stage, (None, None))
+        return with_error(fixed(value, 3), error)
 
     def nats_text(self, stage: str) -> str:
         """Return the nats per token of a stage with their standard error."""

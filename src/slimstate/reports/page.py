@@ -31,8 +31,10 @@ SECTIONS = (  # template, title, kind of records
     ("filters", "Convolution filters", "filters"),
     ("reconstruction", "Reconstruction", "reconstruction"),
     ("recovery", "Recovery", "recovery"),
+    ("training", "Training", "training"),
     ("evaluation", "Evaluation", "evaluation"),
     ("serving", "Serving", "verification"),
+    ("bench", "Speed", "bench"),
 )
 FILTERS = ("fixed", "perplexity", "signed", "with_error", "percent", "mebibytes", "magnitude", "brief", "plural")
 PAGE_WIDTH = 0.78  # of the width in print: on a phone a drawing is as wide as the screen, and its text stays readable
@@ -67,7 +69,7 @@ def render(records: Records, folder: Path) -> str:
     ]
     text = _fill(
         "page",
-        models=list(dict.fromkeys(source.base for source in ordered)),
+        models=list(dict.fromkeys(source.base for source in ordered if source.base)),
         cards=list(sections.summary_cards(records)),
         bodies=[*bodies, ("reproduce", "Reproduce", _fill("reproduce", **reproduce_section(sources, records, folder)))],
         sources=sources,

@@ -45,13 +45,14 @@ def _provenance(file: RecordFile[Record]) -> Provenance:
         return next((value for value in values if value is not None), None)
 
     commands = (first("command"), first("recommended.command"))
+    timed = ", ".join(getattr(file.record, "settings", {}).get("models", ())) if file.record.KIND == "bench" else ""
     if file.record.KIND == "plan":
         options = {"apply": file.path, "out": file.path.parent}
         commands = (command_line(run_config("prune", {"model": first("model.source")}, options)), None)
     return Provenance(
         file=file,
-        model=first("model.source", "model"),
-        base=first("cut.base_model", "model.source", "model"),
+        model=first("model.source", "model") or timed,
+        base=first("cut.base_model", "model.source", "model") or timed,
         loader=first("loader", "model.loader"),
         fingerprint=first("fingerprint", "settings.fingerprint", "model.fingerprint"),
         digest=first("settings.text.digest", "calibration.digest", "corpus.digest", "text.digest", "digest"),

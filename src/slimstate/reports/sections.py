@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 
 from slimstate.records.evaluation import EvaluationRecord, Measure, MeasurePair, Result, Row, SweepRecord, Uncut
 from slimstate.records.folder import RecordFile, Records
-from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
+from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed, with_error
 from slimstate.records.states import TraceRecord
 from slimstate.reports.plots.style import label_of
 from slimstate.reports.tables import PER_TOKEN, perplexity_metric
@@ -119,7 +118,7 @@ def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord
             return row is None and cut is None and trace.fingerprint == base
         names = ("method", "key_dim", "value_dim")
         is_cut = cut.base_fingerprint == base and all(getattr(cut, name) == getattr(row, name) for name in names)
-        return is_cut and cut.score in (None, row.score) and not (cut.recovered or cut.history)
+        return is_cut and cut.score in (None, row.score) and not (cut.reconstructed or cut.recovered or cut.history)
 
     return next((file.record for file in traces if base is not None and is_same(file.record)), None)
 
@@ -168,24 +167,32 @@ class Card(NamedTuple):
 
 
 def summary_cards(records: Records) -> Iterator[Card]:
-    """Yield cards of the first sweep; without one, of the first plan, evaluation and traces."""
-    evaluation = records.evaluation[0].record if records.evaluation else None
+    """Yield cards of the first sweep, or of the first plan, then of every evaluation and of the traces."""
     if records.sweep:
         yield from sweep_cards(records.sweep[0].record, records.trace)
-    else:
-        if records.plan:
-            plan = records.plan[0].record
-            yield Card("Key dim per head", f"{plan.width}{ARROW}{plan.key_dim}", f"by {plan.method}")
-            yield Card("State saved", percent(plan.compression), plural(len(plan.selections), "layer"))
-        if evaluation is not None:
-            yield from evaluation_cards(evaluation, perplexity_values, perplexity)
-        if records.trace:
-            first, *others = group_traces(records.trace)[0]
-            pair = [first, *[trace for trace in others if trace.cut is not None][:1]]
-            change = ARROW.join(fixed(mean_utilisation(trace), 3) for trace in pair)
-            yield Card("State in use", change, label_of(pair[-1]))
-    if evaluation is not None:
-        yield from evaluation_cards(evaluation, average_values, partial(fixed, digits=3))
+    elif records.plan:
+        plan = records.plan[0].record
+        yield Card("Key dim per head", f"{plan.width}{ARROW}{plan.key_dim}", f"by {plan.method}")
+        yield Card("State saved", percent(plan.compression), plural(len(plan.selections), "layer"))
+    for evaluation in (file.record for file in records.evaluation):
+        baseline = {} if evaluation.baseline is None else card_values(evaluation.baseline)
+        for label, value in card_values(evaluation).items():
+            both = [baseline[label], value] if label in baseline else [value]
+            yield Card(label, ARROW.join(both), label_of(evaluation))
+    if records.trace and not records.sweep:
+        traces = group_traces(records.trace)[0]
+        change = ARROW.join(fixed(mean_utilisation(trace), 3) for trace in traces)
+        yield Card("State in use", change, ", ".join(map(label_of, traces)))
+
+
+def card_values(result: Result) -> dict[str, str]:
+    """Return perplexities, mean recall and averages of tasks by label."""
+    units = {"Perplexity per token": result.perplexity, "Perplexity per word": result.word_perplexity}
+    values = {label: perplexity(value) for label, value in units.items() if value is not None}
+    if (recall := result.associative_recall) is not None and recall.mean is not None:
+        values["Associative recall"] = with_error(fixed(recall.mean, 3), recall.stderr)
+    names = {f"{name.replace('_', '-').capitalize()} average": value for name, value in result.averages.items()}
+    return values | {label: fixed(value, 3) for label, value in names.items()}
 
 
 def sweep_cards(sweep: SweepRecord, traces: Traces) -> Iterator[Card]:
@@ -201,6 +208,10 @@ def sweep_cards(sweep: SweepRecord, traces: Traces) -> Iterator[Card]:
     yield Card("State, MiB", f"{uncut}{ARROW}{mebibytes(row.state_bytes)}", f"per sequence {stored}, uncut and {which}")
     yield Card("State saved", percent(saved_share(sweep, row)), f"{row.method}, key dim {row.dims} of {sweep.width}")
     yield sweep_perplexity_card(sweep, signed(row.nats_over_uncut, row.nats_error, " nats per token"), row)
+    recalls = [result.associative_recall for result in (sweep.uncut, row)]
+    if None not in recalls:
+        change = ARROW.join(percent(recall.mean) for recall in recalls if recall is not None)
+        yield Card("Associative recall", change, signed(row.recall_over_uncut, row.recall_error))
     yield sweep_utilisation_card(sweep, row, traces)
 
 
@@ -221,22 +232,3 @@ def sweep_utilisation_card(sweep: SweepRecord, row: Row, traces: Traces) -> Card
         values, where = (mean_utilisation(before), mean_utilisation(after)), "over a text"
     change = ARROW.join(fixed(value, 3) for value in values)
     return Card("State in use", change, f"rank utilisation {where}, uncut and cut")
-
-
-def evaluation_cards(
-    record: EvaluationRecord, values: Callable[[Result], dict[str, float]], text: Callable[[float], str]
-) -> Iterator[Card]:
-    """Yield numbers of an evaluation by label, after those of its baseline."""
-    baseline = {} if record.baseline is None else values(record.baseline)
-    for label, value in values(record).items():
-        both = [baseline[label], value] if label in baseline else [value]
-        yield Card(label, ARROW.join(map(text, both)), label_of(record))
-
-
-def perplexity_values(result: Result) -> dict[str, float]:
-    units = {"token": result.perplexity, "word": result.word_perplexity}
-    return {f"Perplexity per {unit}": value for unit, value in units.items() if value is not None}
-
-
-def average_values(result: Result) -> dict[str, float]:
-    return {f"{name.replace('_', '-').capitalize()} average": value for name, value in result.averages.items()}

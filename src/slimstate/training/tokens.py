@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.sources import is_same_text
+from slimstate.evaluation.associative_recall import associative_recall, recall_tokens
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, standard_error, window_nats
 from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.load import Runtime, load
@@ -86,9 +88,13 @@ def measure(
     """
     word_perplexity: dict[str, float | None] = {}
     windows: dict[str, Sequence[float]] = {}
+    recall: dict[str, tuple[float, float]] = {}
 
     def nats_of(runtime: Runtime, stage: str) -> float:
         label = "the uncut model" if stage == "uncut" else stage
+        if tokens.held_out.numel() >= recall_tokens():
+            result = associative_recall(runtime, tokens.held_out)
+            recall[stage] = (result.mean or 0.0, result.stderr or 0.0)
         if tokens.wikitext is not None:
             word_perplexity[stage] = tokens.wikitext.word_perplexity(runtime)
         windows[stage] = window_nats(runtime, tokens.held_out, reporter, f"measuring {label}")
@@ -111,10 +117,11 @@ def measure(
         stages = {"uncut": "before", "control": "after"}
         word_perplexity |= {stage: control.word_perplexity.get(name) for stage, name in stages.items()}
         windows |= {stage: control.window_nats.get(name, ()) for stage, name in stages.items()}
+        recall |= {stage: control.recall[name] for stage, name in stages.items() if name in control.recall}
     elif teacher is not None and teacher.fingerprint != student.fingerprint:
         uncut = nats_of(load_model(teacher), "uncut")
     nats = Nats(before=before, after=after, uncut=uncut, control=None if control is None else control.nats.after)
-    return tokens.measurements(nats, windows, word_perplexity)
+    return replace(tokens.measurements(nats, windows, word_perplexity), recall=recall)
 
 
 def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:

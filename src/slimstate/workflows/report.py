@@ -11,7 +11,10 @@ from slimstate.workflows.inputs import Progress, reporter_for
 PAGE = "report.html"
 GENERATOR = b'<meta name="generator" content="slimstate">'  # marks a page as ours
 MAX_HEAD_BYTES = 4096  # where that mark must be
-SOURCES = "`sweep`, `analyze`, `eval` and `verify` with `out`, `prune`, `reconstruct` and `recover` write records"
+SOURCES = (
+    "`sweep`, `analyze`, `eval`, `verify` and `bench` with `out`, `prune`, `reconstruct`, `recover` and `train` write"
+    " records"
+)
 
 
 class WrittenReport(Displayable):
@@ -35,7 +38,7 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     """Write one HTML page from the records in a folder; no model is loaded, and the page needs no network.
 
     Parameters:
-        folder: Folder with records of sweep, analyze, eval, verify, prune, reconstruct, recover, at any depth.
+        folder: Folder with records of any command that writes one, at any depth.
         out: The page; default: report.html in the folder.
 
     Returns:

@@ -68,10 +68,12 @@ def show_training(record: "TrainingRunRecord") -> Printout:
         (
             titles[name], measured.nats_text(name), perplexity(measured.perplexity[name]),
             perplexity(measured.word_perplexity.get(name)), fixed(measured.bits_per_byte[name], 4),
+            *[measured.recall_text(name)] * bool(measured.recall),
         )
         for name in measured.nats.by_name()
     ]  # fmt: skip
-    yield Table(("", "nats per token", "perplexity per token", "per word", "bits per byte"), rows)
+    recall = ["recall"] * bool(measured.recall)
+    yield Table(("", "nats per token", "perplexity per token", "per word", "bits per byte", *recall), rows)
     yield f"after the training: {measured.gain}"
     for goal, share in measured.closed.items():
         if share is not None:

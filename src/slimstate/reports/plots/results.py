@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from slimstate.records.evaluation import UNCUT, Result, Row, SweepRecord, Uncut
-from slimstate.records.training import ReconstructionRecord, RecoveryRecord
+from slimstate.records.training import ReconstructionRecord, TrainingRunRecord
 from slimstate.reports.plots import style
 from slimstate.reports.plots.style import INK, MUTED, new_figure, save, series, styled
 from slimstate.reports.tables import Metric, perplexity_metric, write_tables
@@ -85,7 +85,9 @@ def recall_curves(results: Sequence[Result]) -> Figure:
         axes.axhline(1 / first.candidates, color=MUTED, linewidth=1, linestyle="--", label="chance")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.set(xlabel="key-value pairs in the text", ylabel="recalled", title="Associative recall", ylim=(0, 1))
+    axes.set(
+        xlabel="key-value pairs in the text", ylabel="share of names recalled", title="Associative recall", ylim=(0, 1)
+    )
     axes.legend()
     return figure
 
@@ -107,7 +109,7 @@ def layer_errors(records: Sequence[ReconstructionRecord]) -> Figure:
 
 
 @styled
-def loss_curves(records: Sequence[RecoveryRecord]) -> Figure:
+def loss_curves(records: Sequence[TrainingRunRecord], title: str) -> Figure:
     """Draw training losses against tokens, each point a mean over a twentieth of the training."""
     figure, axes = new_figure(7, 3.6)
     for record, shade, label in series(records):
@@ -118,6 +120,6 @@ def loss_curves(records: Sequence[RecoveryRecord]) -> Figure:
         tokens = [log[end - 1].step * tokens_per_step for end in ends]
         axes.plot(tokens, means, color=shade, linewidth=1.5, label=label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k"))
-    axes.set(xlabel="tokens trained on", ylabel="loss", title="Recovery")
+    axes.set(xlabel="tokens trained on", ylabel="training loss, nats per token", title=title)
     figure.legend(loc="outside lower left")
     return figure

@@ -102,10 +102,9 @@ def utilisation_maps(traces: Sequence[TraceRecord]) -> Figure:
         image = axes.imshow(trace.utilisation_by_head, aspect="auto", cmap="viridis", vmin=0, vmax=high)
         axes.grid(visible=False)
         axes.set_title(literal(trace.name), fontsize=10, fontweight="normal")
-        axes.set_xlabel("head")
+        axes.set(xlabel="head", ylabel="layer")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_yticks(range(len(trace.layers)), [str(layer) for layer in trace.layers])
-    grid[0][0].set_ylabel("layer")
     figure.colorbar(image, ax=list(grid[0]), label="rank utilisation", shrink=0.9)
     return figure
 

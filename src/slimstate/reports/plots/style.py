@@ -89,9 +89,11 @@ def svg(figure: Figure, prefix: str) -> str:
 
 
 def label_of(model: Model) -> str:
-    """Return the name of a model with its cut."""
-    cut = model.cut
-    return f"{model.name} ({cut.method}, {cut.key_dim} of {cut.width})" if cut else f"{model.name} (uncut)"
+    """Return the name of a model with its cut, and whether it was reconstructed or recovered."""
+    if (cut := model.cut) is None:
+        return f"{model.name} (uncut)"
+    later = "".join(f", {name}" for name in ("reconstructed", "recovered") if getattr(cut, name))
+    return f"{model.name} ({cut.method}, {cut.key_dim} of {cut.width}{later})"
 
 
 def literal(text: str) -> str:
