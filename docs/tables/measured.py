@@ -51,16 +51,16 @@ def _selection() -> list[dict[str, Any]]:
 
 def _peaks() -> list[dict[str, Any]]:
     """Return the peak memory of what runs on a CPU, in GB."""
-    memory, large = record("memory"), record("large")
+    memory = record("memory")
     rows = [
         {"run": f"calibration with {windows} windows of {memory['length']} tokens", "gb": kib * 1024 / 1e9}
         for windows, kib in memory["peak_kib"].items()
     ]
-    size = f"{large['checkpoint_bytes'] / 1e9:.2f} GB in {large['shards']} shards"
-    return [
-        *rows,
-        {"run": f"cut of a checkpoint of {size}, by `{large['method']}`", "gb": large["peak_bytes"] / 1e9, **large},
-    ]
+    for large in map(record, ("large", "large-fp8", "large-fp8-random")):
+        size = f"{large['checkpoint_bytes'] / 1e9:.2f} GB{' in FP8' * large.get('fp8', False)}"
+        run = f"cut of a checkpoint of {size} in {large['shards']} shards, by `{large['method']}`"
+        rows.append({"run": run, "gb": large["peak_bytes"] / 1e9, **large})
+    return rows
 
 
 TABLES = {
