@@ -113,10 +113,7 @@ def _mixers(rows: Sequence[MixerRow]) -> str:
 
 
 def _models(rows: Sequence[ModelRow]) -> str:
-    """Return a line for each compression, or for each key dim with its value dim where these differ.
-
-    It has two columns for each model and mode: thousands of tokens/s, speed-up.
-    """
+    """Return a line for each compression, or both dims where value dims differ: thousands of tokens/s, speed-up."""
     label = _dims_label(rows, lambda row: rf"{100 * row.compression:g}\%")
     by_cell = {((row.model, row.mode), label(row)): row for row in rows}
     groups = list(dict.fromkeys(group for group, _ in by_cell))

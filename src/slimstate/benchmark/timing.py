@@ -12,13 +12,8 @@ Work = Callable[[], object]
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}  # size of the copy that measures a device's bandwidth
 
 
-def time_rounds(
-    work: Work, device: torch.device, *, rounds: int, warm_up: int = 2
-) -> tuple[list[float], int | None]:  # fmt: skip
-    """Run the work `warm_up` times, which compiles and tunes kernels, then time it `rounds` times.
-
-    Return the seconds of each round, and the peak memory of the GPU, weights and inputs included.
-    """
+def time_rounds(work: Work, device: torch.device, *, rounds: int, warm_up: int = 2) -> tuple[list[float], int | None]:
+    """Warm up, which compiles and tunes kernels; return the seconds of each round and the peak memory of a GPU."""
     for _ in range(warm_up):
         work()
     if device.type != "cuda":

@@ -1,7 +1,4 @@
-"""The header of a model card, which the hub reads: YAML between two lines of dashes.
-
-Licence and language of the original model are taken over, if they have the form that the hub expects.
-"""
+"""The YAML header of a model card, which the hub reads, with the licence and language of the original model."""
 
 import re
 from collections.abc import Mapping

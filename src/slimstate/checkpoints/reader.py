@@ -116,15 +116,12 @@ class Checkpoint(Value):
 
     @cached_property
     def quantised(self) -> dict[str, QuantisedWeight]:
-        """The quantised weights that a cut changes, by their names as plain weights.
-
-        Where a weight becomes bfloat16, so do the other input projections of its layer, which engines fuse with it.
-        """
+        """The quantised weights that a cut changes, by their names as plain weights."""
         weights: dict[str, QuantisedWeight] = {}
         for mixer in self._mixers:
             names = dict.fromkeys(mixer.name_of(slot) for slot in mixer.axis.slots)
             own = [weight for name in names if (weight := self._quantised_weight(name, mixer)) is not None]
-            if any(weight.block_scale for weight in own):
+            if any(weight.block_scale for weight in own):  # they become bfloat16, and so do those fused with them
                 inputs = (f"{mixer.place_in_files}.{name}.weight" for name in mixer.projections if name not in OUTPUTS)
                 fused = (self._quantised_weight(name, mixer) for name in inputs if name not in names)
                 own += [weight for weight in fused if weight is not None and weight.block_scale]

@@ -165,10 +165,7 @@ class TensorFile(Value):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in its file, read each time it is indexed as `stored[...]`.
-
-    The stock classes accept it in place of a tensor, and read it when they load that parameter.
-    """
+    """A tensor in its file, read when it is indexed, `stored[...]`; stock classes load it in place of a tensor."""
 
     file: TensorFile
     name: str

@@ -73,10 +73,7 @@ class CheckpointWriter:
         folders: Mapping[str, Path] | None = None,
         reporter: Reporter = SILENT,
     ) -> list[str]:
-        """Write the changed tensors and everything else, and publish the folder; return the files that were left out.
-
-        `documents` are texts and `folders` other folders to put into it, by name.
-        """
+        """Write changed tensors, texts (`documents`) and `folders` by name, and publish; return what was left out."""
         checkpoint, folder = self._checkpoint, self._folder
         with atomic.writing(self._out):
             self.copy(change)

@@ -170,10 +170,7 @@ class CutJob:
     reporter: Reporter
 
     def finish(self, choice: SelectionJob | Plan, started: float) -> CutRecord:
-        """Choose the channels, unless there is a plan, write the cut, and return its record; the main process writes.
-
-        Tensors that no cut changes are copied while the channels are being chosen.
-        """
+        """Choose the channels, unless there is a plan, and return the record of the cut; the main process writes it."""
         with ExitStack() as stack:
             writers: list[CheckpointWriter] = []  # one in the main process, where the cut is written
             if self.out is not None:

@@ -70,25 +70,18 @@ def calibration_windows(calibration: Calibration, tokenizer: Any, min_tokens: in
 
 
 class EvidenceCollector(Value):
-    """Collect evidence from a file or by running the model.
-
-    The model is loaded only where it must run and `runtime` is None; `on_idle` starts work that can be done while the
-    model runs.
-    """
+    """Collect evidence from a file or by running the model."""
 
     calibration: Calibration
     windows: Windows | None
     run: LoadOptions
-    runtime: Runtime | None = None
-    on_idle: Callable[[], None] = lambda: None
+    runtime: Runtime | None = None  # otherwise the model is loaded where it must run
+    on_idle: Callable[[], None] = lambda: None  # starts work that can be done while the model runs
 
     def collect(
         self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter = SILENT
     ) -> tuple[EvidenceFile | None, str | None]:
-        """Return the evidence that is needed, and the kernels that ran, if any did.
-
-        The main process saves the file, after all processes have read it.
-        """
+        """Return the evidence that is needed, and the kernels that ran, if any; the main process saves the file."""
         needs, path = needs - {"weight"}, self.calibration.evidence
         if not needs:
             return None, None
@@ -152,10 +145,7 @@ class EvidenceCollector(Value):
 
 
 def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Callable[[], object]:
-    """Load the libraries of a GPU in a thread, by a first factorisation; return a function that waits for it.
-
-    Loading takes up to a second and must be over before the next factorisation.
-    """
+    """Load a GPU's libraries in a thread, by a first factorisation; return a function that waits for it."""
     if device.type == "cpu" or "gram" not in needs:
         return lambda: None
 

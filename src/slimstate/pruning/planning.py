@@ -54,9 +54,7 @@ class SelectionJob(Value):
 
     def plan(self, on_idle: Callable[[], None] = lambda: None) -> tuple[Plan, str | None]:
         """Return the plan and the kernels that ran for it; `on_idle` is called once, when there is time for it."""
-        collector = EvidenceCollector(
-            calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle
-        )  # fmt: skip
+        collector = EvidenceCollector(calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle)
         evidence, kernels = collector.collect(self.checkpoint, self.needs, self.reporter)
         on_idle()  # where no model had to run
         return self.choose(evidence), kernels
@@ -203,10 +201,7 @@ def _gram_after(gram: Tensor, choice: Choice) -> Tensor:
 
 
 def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -> Plan:
-    """Read a plan from a file or from the folder of a cut model; refuse one for another model.
-
-    `same_model` takes one that was made on another checkpoint of the same model, and keeps that in the plan.
-    """
+    """Read a plan from a file or folder; refuse another model's, unless `same_model` takes that for this one."""
     plan = read_plan_file(path)
     if (other := plan.model.fingerprint) != checkpoint.fingerprint:
         source = quoted(plan.model.source)

@@ -123,10 +123,7 @@ def fit_budget(budget: Budget, mixers: tuple[Mixer, ...], candidates: Sequence[D
 def resolve_key_dim(
     width: int, compression: float | None, key_dim: int | None, *, allow_width: bool = False
 ) -> tuple[int, str]:
-    """Return the key dim for a compression or a key dim, and a line that explains it.
-
-    A compression gives the nearest multiple of ALIGNMENT, where the width has room for one.
-    """
+    """Return the key dim, or the multiple of ALIGNMENT nearest to a compression, and a line that explains it."""
     if (compression is None) == (key_dim is None):
         raise PlanError("give either `key_dim` or `compression`, or a budget (`state_mb`, or `sequences`)")
     if key_dim is not None:
@@ -211,10 +208,7 @@ def describe_model(
     headers: Headers, *, budget: Budget, candidates: Sequence[Dims], context: int | None, serving: Serving,
     speed: LayerSpeed | None,
 ) -> InspectionRecord:  # fmt: skip
-    """Return the shape of a model and of its state, the key dims worth choosing, and the candidate that fits a budget.
-
-    KV caches of softmax layers are counted at `context` tokens.
-    """
+    """Return the shape of a model and its state, the key dims worth choosing, and the candidate for a budget."""
     config, mixers, first = headers.config, headers.mixers, headers.mixers[0]
     width, family, cut = first.axis.width, family_of(config), cut_in(config)
     softmax, numbers = family.softmax_layers(config), family.cached_per_token(config)

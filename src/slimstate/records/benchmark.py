@@ -121,15 +121,12 @@ class DecodeRow(GraphRow):
 
 
 class KernelRow(GraphRow):
-    """A kernel of an engine; `model` names a shape, `state_bytes` is per layer and sequence.
-
-    `difference` is the largest from our recurrence, of outputs and states, in standard deviations of ours.
-    """
+    """A kernel of an engine; `model` names a shape, `state_bytes` is per layer and sequence."""
 
     mode: str
     state_bytes: Count | None = None
     share_of_copy_bandwidth: float | None = None
-    difference: float | None = None
+    difference: float | None = None  # largest from our recurrence, of outputs and states, in standard deviations
 
 
 class CalibrationRow(TimedRow):

@@ -15,20 +15,14 @@ from slimstate.records.training import ReconstructionRecord
 
 
 class CutRecord(Record, CutFacts):
-    """What a cut changes; `out` is the folder of the cut model, or None.
-
-    `state_bytes` has the bytes of recurrent state per sequence "before" and "after", by precision.
-    `noncommuting` names what does not commute with a rotation of the channels, and is None for a cut by channels.
-    `plan` has the channels to keep, `plan.selections[layer].keep` [heads, key dim]. `cut_model` is the model itself
-    where one in memory was cut. Neither is part of the JSON.
-    """
+    """What a cut changes; `out` is the folder of the cut model, or None."""
 
     KIND = "cut"
 
     model: str
     compression: float
-    noncommuting: tuple[str, ...] | None
-    state_bytes: Mapping[str, Mapping[str, int]]
+    noncommuting: tuple[str, ...] | None  # what does not commute with a rotation; None for a cut by channels
+    state_bytes: Mapping[str, Mapping[str, int]]  # per sequence, "before" and "after", by precision
     parameters: Mapping[str, int]
     dequantised: str | None = None  # which quantised weights became bfloat16, and what that costs
     speed: LayerSpeed | None = None
@@ -39,7 +33,7 @@ class CutRecord(Record, CutFacts):
     seconds: float
     reconstruction: ReconstructionRecord | None = None
     plan: Plan = field(metadata=IN_MEMORY, repr=False)
-    cut_model: Any = field(default=None, metadata=IN_MEMORY, repr=False, compare=False)
+    cut_model: Any = field(default=None, metadata=IN_MEMORY, repr=False, compare=False)  # of a model in memory
 
     def headline(self) -> str:
         keys = f"{self.method}: key dim {self.width} to {self.key_dim}"
@@ -125,12 +119,7 @@ class Serving(Value):
 
 
 class InspectionRecord(Record):
-    """The shape of a model and its state, the recommended key dims, and the one that fits a budget.
-
-    `kv_bytes` is the KV cache of the softmax layers for `context` tokens in bf16, which no cut reduces: 0 without such
-    layers, None where the config does not give it. `parameters` is None where they cannot be counted. `value_dims` are
-    those that the config can express beside any key dim, and `sides` says in a line what can be cut.
-    """
+    """The shape of a model and its state, the recommended key dims, and the one that fits a budget."""
 
     KIND = "inspection"
 
@@ -142,17 +131,17 @@ class InspectionRecord(Record):
     value_heads: int
     key_dim: int
     value_dim: int
-    parameters: int | None
+    parameters: int | None  # None where they cannot be counted
     state_bytes: Mapping[str, int]
     context: int
-    kv_bytes: int | None
+    kv_bytes: int | None  # of softmax layers for `context` tokens in bf16, which no cut reduces; None if not known
     already_cut: Cut | None
     serving: Serving
     speed: LayerSpeed | None
     budget: BudgetChoice | None
     options: tuple[KeyDimOption, ...]
-    value_dims: tuple[int, ...] = ()
-    sides: str = ""
+    value_dims: tuple[int, ...] = ()  # that the config can express beside any key dim
+    sides: str = ""  # what can be cut
     gains: tuple[Gain, ...] = ()
 
     def headline(self) -> str:

@@ -246,15 +246,12 @@ class Uncut(ModelScores):
 
 
 class Row(ModelScores):
-    """A cut by a method, with a score, to a key dim and maybe a value dim, and its cost; its perplexity is per token.
-
-    `state_bytes` is the size of a state in `state_dtype`. The method UNCUT keeps all channels.
-    """
+    """A cut by a method, with a score, to a key dim and maybe a value dim; its perplexity is per token."""
 
     method: str
     score: str
     compression: float
-    state_dtype: str = "float32"
+    state_dtype: str = "float32"  # in which `state_bytes` are counted
     perplexity: Positive | None = None
     rank_utilisation: float | None = None
     nats_over_uncut: float | None = None

@@ -106,13 +106,10 @@ class Model(Value):
 
 
 class Origin(Value):
-    """How a record was produced: the config of the run, the software, the kernels, the seed.
-
-    `command` is the config as a command line; a record without a config may hold the line alone.
-    """
+    """How a record was produced: the config of the run, the software, the kernels, the seed."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
-    command: str | None = None
+    command: str | None = None  # the config as a command line; a record without a config may hold it alone
     versions: Mapping[str, str] = field(default_factory=dict)
     kernels: str | None = None
     seed: int | None = None

@@ -36,32 +36,24 @@ class SourceModel(Value):
 
 
 class CutFacts(Value):
-    """Fields of a plan that are also in the record of its cut.
-
-    `value_dim` of `value_width` values are kept; None where no values are cut. `corrected` is whether the cut corrects
-    the query scale, which depends on the key dim; `correction` says how, or why not. `calibration` is None for methods
-    that need no text.
-    """
+    """Fields of a plan that are also in the record of its cut."""
 
     model_type: Name
     width: Whole
     key_dim: Whole
     value_width: Whole | None = None
-    value_dim: Whole | None = None
+    value_dim: Whole | None = None  # None where no values are cut
     value_method: Name | None = None
     method: Name
     score: Name
-    corrected: bool
-    correction: str = ""
-    calibration: Text | None = None
+    corrected: bool  # whether the cut corrects the query scale, which depends on the key dim
+    correction: str = ""  # how, or why not
+    calibration: Text | None = None  # None for methods that need no text
     versions: Mapping[str, str]
 
 
 class PlanHeader(Record, CutFacts):
-    """All of a plan but what its layers keep; `parent` is the plan of an earlier cut.
-
-    `origin` is the checkpoint whose channels were chosen, if it is another one of the same model.
-    """
+    """All of a plan but what its layers keep; `parent` is the plan of an earlier cut."""
 
     KIND = "plan"
 
@@ -70,7 +62,7 @@ class PlanHeader(Record, CutFacts):
     model: SourceModel
     parent: Mapping[str, Any] | None = None
     folder: str | None = None
-    origin: SourceModel | None = None
+    origin: SourceModel | None = None  # another checkpoint of the model, whose channels were chosen
 
 
 class Plan(PlanHeader):

@@ -19,32 +19,24 @@ class LayerSpeed(Value):
 
 
 class Gain(Value):
-    """What half of the key dim gains at a context, estimated: numbers of the uncut model and of the cut.
+    """What half of the key dim gains at a context, estimated: numbers of the uncut model and of the cut."""
 
-    Tokens per second are with as many sequences as fit. `state_share` is the share of states in a sequence of the uncut
-    model. Without KV caches the context is 0: all are alike.
-    """
-
-    context: Count
+    context: Count  # 0 without KV caches: all are alike
     card: str
     key_dim: Whole
     state_dtype: str
     sequences: tuple[float, ...]
-    tokens_per_second: tuple[float, ...]
-    state_share: float
+    tokens_per_second: tuple[float, ...]  # with as many sequences as fit
+    state_share: float  # of states in a sequence of the uncut model
 
 
 class Pages(Value):
-    """Bytes of a layer on one GPU: a state, its convolution, and a token of softmax attention.
-
-    `block` tokens of softmax attention make a page, which also holds a state with its convolution; None for engines
-    that store them apart.
-    """
+    """Bytes of a layer on one GPU: a state, its convolution, and a token of softmax attention."""
 
     state: Count
     convolution: Count
     token: Count
-    block: Whole | None = None
+    block: Whole | None = None  # tokens of attention in a page, which also holds a state; None if stored apart
     page: Count | None = None
 
 
@@ -95,15 +87,11 @@ MASKED = (
 
 
 class Differences(Value):
-    """Differences of log-probabilities, in standard deviations of the logits; None is NaN or infinite.
+    """Differences of log-probabilities, in standard deviations of the logits; None is NaN or infinite."""
 
-    `prefill` is over the tokens of a text, `decoding` over tokens that the engine generated with its cache. `same` of
-    the `continued` tokens were the first choice of transformers too.
-    """
-
-    prefill: float | None
-    decoding: float | None
-    same: Count
+    prefill: float | None  # over the tokens of a text
+    decoding: float | None  # over tokens that the engine generated with its cache
+    same: Count  # of the `continued` tokens, those that were the first choice of transformers too
     continued: Count
     deviation: Positive  # of transformers' logits, in nats
 

@@ -36,22 +36,19 @@ class Nats(Value):
 
 
 class Measurements(TextSizes):
-    """Scores before and after a training; `perplexity` is per token.
-
-    `closed` is the share of the gap to the uncut model, or to the control, that the training closed.
-    """
+    """Scores before and after a training."""
 
     text: str | None = None
     tokens: Count
     nats: Nats
-    perplexity: Mapping[str, float | None] = field(default_factory=dict)
+    perplexity: Mapping[str, float | None] = field(default_factory=dict)  # per token
     word_perplexity: Mapping[str, float | None] = field(default_factory=dict)
     bits_per_byte: Mapping[str, float | None] = field(default_factory=dict)
     window_nats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # per token, in each window
     nats_error: Mapping[str, float | None] = field(default_factory=dict)  # standard errors over windows
     gain_error: float | None = None  # of the difference between before and after
     recall: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # associative, with standard errors
-    closed: Mapping[str, float | None] = field(default_factory=dict)
+    closed: Mapping[str, float | None] = field(default_factory=dict)  # share of the gap to the uncut model, the control
 
     def recall_text(self, stage: str) -> str:
         """Return the share of names that are recalled at a stage, with its standard error."""
@@ -81,17 +78,14 @@ class LogEntry(Value):
 
 
 class AdaptationSettings(Value):
-    """What was trained: all weights, or a number of `mixers`, or adapters on `targets` and whole `convolutions`.
-
-    Targets and convolutions are last parts of module names; `unfrozen` norms and biases were trained as well.
-    """
+    """What was trained: all weights, or a number of `mixers`, or adapters on `targets` and whole `convolutions`."""
 
     full: bool
     lora_rank: Count | None = None
     lora_alpha: Count | None = None
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # last parts of module names, as in `convolutions`
     convolutions: tuple[str, ...] = ()
-    unfrozen: tuple[str, ...] = ()
+    unfrozen: tuple[str, ...] = ()  # norms and biases that were trained as well
     modules: Count | None = None
     mixers: Count | None = None
 
@@ -218,21 +212,16 @@ class RateTrial(Value):
 
 
 class LayerErrors(Value):
-    """The squared error of a layer's output, relative to what the layer adds to the residual stream.
-
-    On held-out windows, and on as many that were trained on. The weights are those after `step` at `learning_rate`; 0
-    is the cut itself, or with `refit` the cut with an output projection that was refitted. `chosen_rate` is that of all
-    layers of its kind, by the `trial` of one of them.
-    """
+    """The squared error of a layer's output, relative to what the layer adds to the residual stream."""
 
     layer: Count
-    before: float
+    before: float  # on windows that were trained on
     after: float
-    held_out_before: float
+    held_out_before: float  # on as many others
     held_out_after: float
-    step: Count
+    step: Count  # after which the weights are taken; 0: the cut, or with `refit` one with a refitted output projection
     learning_rate: float | None = None
-    chosen_rate: float | None = None
+    chosen_rate: float | None = None  # of all layers of its kind, by the `trial` of one of them
     trial: tuple[RateTrial, ...] = ()
     refit: bool = False
     seconds: float | None = None
@@ -243,29 +232,23 @@ class LayerErrors(Value):
 
 
 class ReconstructionSettings(Value):
-    """The windows of the text, and the steps of Adam over batches of them for every layer.
-
-    Without a `learning_rate`, every kind of layer has its own.
-    """
+    """The windows of the text, and the steps of Adam over batches of them for every layer."""
 
     steps: Count
     batch: Whole
     samples: Whole
     length: Whole
-    learning_rate: float | None
+    learning_rate: float | None  # None: every kind of layer has its own
     seed: int
 
 
 class DistillationResult(Value):
-    """Nats per token on held-out windows before and after a short distillation of the whole model.
-
-    `taken` is whether it helped; otherwise the weights are those of the reconstruction.
-    """
+    """Nats per token on held-out windows before and after a short distillation of the whole model."""
 
     steps: Whole
     before: float
     after: float
-    taken: bool
+    taken: bool  # whether it helped; otherwise the weights are those of the reconstruction
 
     def line(self) -> str:
         change = f"{self.before:.4f} to {self.after:.4f} nats per token on held-out windows"

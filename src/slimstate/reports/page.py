@@ -43,10 +43,7 @@ MARK = Markup('id="{}" class="dot" tabindex="0" role="img" aria-label="{}" data-
 
 
 def unique_records(folder: Path) -> Records:
-    """Return the records under a folder, without copies of plans.
-
-    `analyze`, `reconstruct` and `recover` copy the plan of a cut model, whose own plan may be there too.
-    """
+    """Return the records under a folder, without the copies of plans that `analyze` and trainings make."""
     records = read_records(folder)
 
     def is_copy(plan: "RecordFile[Plan]") -> bool:

@@ -95,10 +95,7 @@ def missing_records(records: Records, base: str, cut: str, folder: Path) -> dict
 
 
 def redirect_outputs(commands: Iterable[str]) -> list[str]:
-    """Return each command once, writing into `again/` under its own name, with a number where that is taken.
-
-    As they are, most commands would be refused or would replace what the page shows.
-    """
+    """Return each command once, with an output of its own in `again/`: as it is, it would replace what is shown."""
     names: set[str] = set()
     lines = []
     for command in dict.fromkeys(commands):

@@ -106,10 +106,7 @@ def median_kappa(trace: TraceRecord) -> float | None:
 
 
 def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord | None:
-    """Return the first trace of the model that a row of a sweep is about, or of the uncut model without a row.
-
-    A model that was trained after the cut is another one.
-    """
+    """Return the first trace of the uncut model, or of the cut of a row, unless it was trained afterwards."""
     base = sweep.settings.fingerprint
 
     def is_same(trace: TraceRecord) -> bool:

@@ -163,10 +163,7 @@ def _grid(
     sweep: SweepRecord, rows: Sequence[Row], columns: Sequence[tuple[str, Metric, Sequence[Row]]],
     label: Callable[[Row], str],
 ) -> Grid:  # fmt: skip
-    """Build a grid with the same columns (title, metric, rows to take it from) for each size of state in `rows`.
-
-    Rows with the same label share a line.
-    """
+    """Return a grid with these columns (title, metric, rows to take it from) for each size of state."""
     compressions = {_size(row): row.compression for row in rows}
     sizes, labels = sorted(compressions), list(dict.fromkeys(map(label, rows)))
     cells = [

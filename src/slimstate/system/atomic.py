@@ -148,10 +148,7 @@ def _move(files: dict[Path, Path]) -> None:
 
 
 def _set_mode(path: Path, folder: Path) -> None:
-    """Give a file the permissions of the folder it lies in, so those of any new file.
-
-    Some libraries create files that only their owner can read.
-    """
+    """Give a file the permissions of its folder: some libraries create files that only their owner can read."""
     if path.is_file() and not path.is_symlink():
         path.chmod(folder.stat().st_mode & 0o666)
 
@@ -178,10 +175,7 @@ def staging_path(out: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the staging folders of processes of this machine that were killed.
-
-    A folder that such a process had moved aside comes back if nothing has taken its place.
-    """
+    """Remove staging folders of killed processes of this machine, and put back what they had moved aside."""
     for path in folder.glob(".*.partial-*"):
         match = STAGING.fullmatch(path.name)
         if match is None or match["host"] != socket.gethostname() or _is_alive(int(match["process"])):

@@ -1,7 +1,4 @@
-"""Files that come with slimstate: recipes, and a small model with texts to try things on.
-
-In a wheel they lie in the package, in a clone of the repository beside it.
-"""
+"""Files that come with slimstate, recipes and a small model with texts: in the wheel, or beside the package."""
 
 from pathlib import Path
 

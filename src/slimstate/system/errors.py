@@ -1,7 +1,4 @@
-"""Errors that the user can act on, each one line.
-
-The command prints such an error and exits with its code. Any other exception is a bug and keeps its traceback.
-"""
+"""Errors that the user can act on, printed as one line. Any other exception is a bug and keeps its traceback."""
 
 from pathlib import Path
 
@@ -44,10 +41,7 @@ class TrainingError(SlimstateError):
 
 
 def quoted(value: object, max_length: int = MAX_QUOTE) -> str:
-    """Return text of a file or a caller for use in an error: one printable line, its middle left out if it is long.
-
-    A path may be twice as long.
-    """
+    """Return text for an error: one printable line, its middle left out if it is long (a path: twice as long)."""
     text = str(value)
     size = 2 * max_length if isinstance(value, Path) else max_length
     if len(text) > size:

@@ -1,7 +1,4 @@
-"""Push models to the hub, and check first whether it can be reached.
-
-Offline, the client itself retries for half a minute and reports every attempt.
-"""
+"""Push models to the hub, once it can be reached: offline, its client would retry for half a minute."""
 
 import os
 import socket

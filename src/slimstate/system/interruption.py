@@ -24,14 +24,10 @@ CLEAR_LINE = "\r\x1b[2K\x1b[?25h"  # erases a progress bar and shows the cursor 
 
 
 class Interruption:
-    """What to print and what to remove when the process is stopped.
-
-    The lock is held while an output moves to its place. A process that is ending takes it and never releases it, so
-    that nothing appears afterwards.
-    """
+    """What to print and what to remove when the process is stopped."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = Lock()  # held while an output moves to its place; a process that is ending never releases it
         self.translate: Callable[[str], str] = str  # turns names of parameters into flags of the command
         self.shows_message: Callable[[], bool] = lambda: True
         self._unfinished: list[tuple[Path, Callable[[], bool]]] = []
@@ -59,10 +55,7 @@ class Interruption:
             self._outputs.append(path)
 
     def listen(self) -> bool:
-        """Handle signals from now on; return False if that was so already, or if this is not the main thread.
-
-        Signals that are ignored stay ignored.
-        """
+        """Handle signals that are not ignored; return False if that was so already, or in another thread."""
         if self._restore is not None or current_thread() is not main_thread():
             return False
         read_end, write_end = os.pipe()

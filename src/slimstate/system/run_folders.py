@@ -92,10 +92,7 @@ class RunFolder:
             distributed.from_main(self.empty)
 
     def empty(self) -> None:
-        """Remove what is in the folder; the folder itself stays locked until it is closed.
-
-        The settings go last: if the process is killed meanwhile, the rest can still be recognised.
-        """
+        """Empty the folder, which stays locked; the settings go last, by which the rest can still be recognised."""
         for path in sorted(self.path.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
             atomic.remove(path)
 

@@ -45,10 +45,7 @@ def background_pool(size: int) -> ThreadPoolExecutor:
 
 
 def parallel_map(work: Callable[[S], T], parts: Sequence[S]) -> list[T]:
-    """Return the results of `work` on each part, computed in threads.
-
-    This is for parts of many small operations, which torch itself cannot divide between threads efficiently.
-    """
+    """Return the results of `work` on parts of many small operations, which torch cannot divide between threads."""
     if len(parts) == 1 and torch.get_num_threads() == 1:
         return [work(parts[0])]
     inference = torch.is_inference_mode_enabled()
@@ -65,10 +62,7 @@ os.register_at_fork(after_in_child=_shared_pool.cache_clear)  # a forked process
 
 
 def start(work: Callable[[], T]) -> Callable[[], T]:
-    """Start work in a thread; return a function that waits for its result, or raises what it raised.
-
-    The process can end before the work does.
-    """
+    """Start work in a daemon thread; return a function that waits for its result, or raises what it raised."""
     result: Future[T] = Future()
 
     def call() -> None:
@@ -92,9 +86,6 @@ def _restore_thread_count() -> Iterator[int]:
 
 
 def _compute_with_one() -> None:
-    """Let torch use one thread for the calls of this thread.
-
-    `set_num_threads` also sets what new threads start with; a thread takes that over when it first reads it.
-    """
+    """Let torch use one thread for the calls of this thread, which takes the number over when it first reads it."""
     torch.set_num_threads(1)
     torch.get_num_threads()

@@ -1,7 +1,4 @@
-"""Configs of the workflows: every option of a command is declared here, or in the group that a config has.
-
-They do not import torch, so that help and errors about options appear at once.
-"""
+"""Configs of the workflows, with every option of a command; they import no torch, so that help appears at once."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -197,10 +197,7 @@ def _value_method(config: PruneConfig) -> Any:
 
 
 def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> tuple[int, int | None, str]:
-    """Return the key dim, the value dim or None for all values, and a line that explains them.
-
-    `allow_width` permits the width itself as key dim.
-    """
+    """Return the key dim, the value dim (None: all) and a line on both; `allow_width` permits the full key dim."""
     width, value_dim, line = checkpoint.mixers[0].axis.width, config.value_dim, ""
     if config.budget.is_set:
         candidates = budget_dims(checkpoint.config, config.budget, config.engine)

@@ -231,10 +231,7 @@ def run_recipe(
     recipe: Recipe, execute: Execute, *, check: Execute = lambda config: None, scale: str = "paper",
     out: Path | None = None, changes: Mapping[str, str] | None = None, reporter: Reporter = SILENT,
 ) -> RecipeRecord:  # fmt: skip
-    """Run the steps that are not done yet, and return the record of all steps.
-
-    `check` refuses a config before any step runs. What a step writes replaces only what this recipe wrote.
-    """
+    """Run the steps that are not done yet, after a `check` of all configs; return the record of all steps."""
     folder = default_results(recipe.path) if out is None else out
     check_place(folder, folder=True)
     configs = recipe.configs(scale, folder, changes)

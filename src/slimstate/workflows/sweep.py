@@ -223,10 +223,7 @@ def _open_cut(
     source: str | PathLike[str], checkpoint: Checkpoint, folder: Path, config: SweepConfig, runtime: Runtime,
     evidence: EvidenceFile | None, reporter: Reporter, candidate: Candidate,
 ) -> Iterator[CandidateModel]:  # fmt: skip
-    """Yield the model of a candidate: the uncut model under masks, or a reconstructed cut, which is then removed.
-
-    A reconstruction that an interrupted sweep has finished is used again.
-    """
+    """Yield the uncut model under the masks of a candidate, or its reconstructed cut, which is then removed."""
     assert candidate.selector is not None
     cut, mixers = cut_config(candidate.selector, candidate, folder, config), checkpoint.mixers
     job = selection_job(checkpoint, cut, SILENT)
@@ -238,7 +235,7 @@ def _open_cut(
             yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
         return
     out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{dims_text(plan.key_dim, plan.value_dim).replace(' ', '')}"
-    if not (out / RECONSTRUCTION).is_file():
+    if not (out / RECONSTRUCTION).is_file():  # by a sweep that was interrupted
         prune(source, out, cut, progress=reporter)
     runtime = load(out, device=cut.run.device, dtype=cut.run.dtype)
     yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)

@@ -1,8 +1,4 @@
-"""`slimstate train`: pre-train the model that a config describes, or train a model further.
-
-A model before its first step is a checkpoint like any other, so this is a recovery without a teacher that trains all
-weights.
-"""
+"""`slimstate train`: pre-train the model of a config, or a model further: a recovery without a teacher."""
 
 from pathlib import Path
 from typing import Any

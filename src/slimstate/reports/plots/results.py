@@ -24,10 +24,7 @@ def draw_sweep(sweep: SweepRecord, folder: Path) -> None:
 
 @styled
 def pareto(sweep: SweepRecord) -> Figure:
-    """Draw perplexity against the size of the state, a line for each method and score.
-
-    A row without a perplexity has no point. A circle marks the recommended row.
-    """
+    """Draw perplexity, where it is known, against the size of the state; a circle marks the recommended row."""
     figure, axes = new_figure(7, 4.2)
     metric = perplexity_metric(sweep)
     star = _point(sweep.uncut, metric)

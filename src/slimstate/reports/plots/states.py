@@ -138,10 +138,7 @@ def _draw_filters(axes: Axes, by_head: Sequence[Sequence[Sequence[float]]]) -> N
 
 @styled
 def retrieval(traces: Sequence[TraceRecord]) -> Figure:
-    """Draw the amplification of query noise in sampled states between the bounds of the theorem.
-
-    Many states are thinned evenly, unless one is outside its bounds: then all are drawn.
-    """
+    """Draw the amplification of query noise in sampled states between the bounds of the theorem."""
     figure, grid = new_figure(7, 1 + 2.4 * len(traces), len(traces), squeeze=False, sharey=True)
     for axes, (trace, shade, label) in zip(grid[:, 0], series(traces), strict=True):
         _draw_states(axes, trace.bounds, shade)
@@ -154,7 +151,7 @@ def retrieval(traces: Sequence[TraceRecord]) -> Figure:
 
 
 def _draw_states(axes: Axes, bounds: Bounds, shade: str) -> None:
-    """Draw the states of one model by effective rank."""
+    """Draw the states of one model by effective rank: evenly thinned, or all if one is outside its bounds."""
     order = sorted(range(bounds.states), key=lambda i: bounds.effective_rank[i])
     if not bounds.violations:
         order = order[:: max(1, -(-len(order) // MAX_STATES))]

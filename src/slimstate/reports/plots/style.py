@@ -1,7 +1,4 @@
-"""The style of all figures, and how they are written.
-
-`save` writes a figure for papers and slides, `svg` for a page, where neutral colours follow the reader's theme.
-"""
+"""The style of all figures, and how they are written: as PNG and PDF, or as SVG in the colours of a page."""
 
 import io
 import re

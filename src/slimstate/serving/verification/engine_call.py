@@ -1,7 +1,4 @@
-"""Run an engine in a process of its own, possibly in another environment, and read its scores or its error.
-
-llama.cpp reads GGUF, so the model is converted first, by a converter that the user names.
-"""
+"""Run an engine in a process of its own, maybe in another environment; llama.cpp gets the model as GGUF."""
 
 import json
 import os
@@ -85,10 +82,7 @@ def _check_lengths(scores: Scores, request: JsonObject) -> None:
 
 @contextmanager
 def convert_to_gguf(folder: Path, converter: Path | None, dtype: str) -> Iterator[Path | Refusal]:
-    """Yield a temporary GGUF file of the model, or the error of the converter.
-
-    The converter needs torch and transformers, so it runs in this environment.
-    """
+    """Yield a temporary GGUF file of the model, or the error of the converter, which runs here: it needs torch."""
     if converter is None:
         raise PlanError(
             "llama.cpp reads GGUF: pass its convert_hf_to_gguf.py as `converter`; it is in a checkout of llama.cpp and"

@@ -54,16 +54,13 @@ class Mlx:
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python; `model` is a GGUF file, quantised first if the request names a type.
-
-    In float32 the cache is in float32, too.
-    """
+    """llama.cpp through llama-cpp-python; `model` is a GGUF file, quantised first if the request names a type."""
 
     def __init__(self, request: Any) -> None:
         import llama_cpp
 
         longest = max(map(len, request["windows"])) + request["count"]
-        exact = {} if request["dtype"] != "float32" else {"type_k": 0, "type_v": 0}  # GGML_TYPE_F32
+        exact = {} if request["dtype"] != "float32" else {"type_k": 0, "type_v": 0}  # of the cache: GGML_TYPE_F32
         file, quantised = request["model"], request.get("gguf_type")
         if quantised is not None:
             parameters = llama_cpp.llama_model_quantize_default_params()

@@ -89,22 +89,18 @@ class Comparison(Value):
         return answer.version, self._outcome(checkpoint, differences)
 
     def compare_masked(self, cut: Checkpoint, uncut: Checkpoint, plan: Plan) -> tuple[str | None, Outcome]:
-        """Return the engine's version and the verdict on a cut beside its uncut model with the channels zeroed.
-
-        Both run in the engine, on the same tokens: those of the text, and those with which the cut continued it.
-        """
+        """Return the engine's version and the verdict on a cut beside the uncut model with the channels zeroed."""
         with self.reporter.waiting(f"{self.engine.engine} runs {cut.source}"):
             scores = self.run_engine(cut)
         if isinstance(scores, Refusal):
             return scores.version, Outcome(model=cut.source, verdict="refuses", words=scores.message)
-        windows = [
-            [*row[: self.prompt], *more] for row, more in zip(self.tokens.tolist(), scores.continued, strict=True)
-        ]
+        texts = self.tokens.tolist()
+        windows = [[*row[: self.prompt], *more] for row, more in zip(texts, scores.continued, strict=True)]
         with tempfile.TemporaryDirectory(prefix="slimstate-") as folder:
             mask = TensorMask(uncut, Cutter(uncut.mixers, plan.selections))
             write_checkpoint(uncut, mask, uncut.config, {}, Path(folder) / "masked")
             with self.reporter.waiting(f"{self.engine.engine} runs {uncut.source} with the channels zeroed"):
-                masked = self.run_engine(Checkpoint.open(Path(folder) / "masked"), [*self.tokens.tolist(), *windows])
+                masked = self.run_engine(Checkpoint.open(Path(folder) / "masked"), [*texts, *windows])
         if isinstance(masked, Refusal):
             return masked.version, Outcome(model=uncut.source, verdict="refuses", words=masked.message)
         count, start = len(windows), self.prompt - 1
