@@ -127,7 +127,7 @@ def test_a_warning_needs_a_failure_in_every_engine_in_question():
 def test_inspect_lists_safe_key_dims_of_an_engine(folders, succeed):
     words = ("inspect", folders["qwen3_next-plain"], "--engine", "vllm")
     out = succeed(*words)
-    assert "vLLM: safe key dims 16" in out
+    assert "vLLM: safe key dim 16" in out
     assert "llama.cpp" not in out
     assert json.loads(succeed(*words, "--json"))["serving"]["safe"] == [16]
 

@@ -15,7 +15,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
-from slimstate.records.numbers import epochs_text, plural
+from slimstate.records.numbers import epochs_text, format_mib, plural
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
@@ -86,7 +86,7 @@ def _environment() -> jinja2.Environment:
         "code": code, "fenced": fenced, "prose": prose, "public": public_name,
         "perplexity": lambda value: "–" if value is None else f"{value:.{2 if value < 1e6 else 0}f}",
         "epochs": epochs_text, "plural": plural,
-        "mebibytes": lambda size: f"{size / 2**20:.2f} MiB",
+        "mebibytes": format_mib,
     }  # fmt: skip
     return environment
 

@@ -25,7 +25,7 @@ def signed(value: float | None, error: float | None = None, unit: str = "") -> s
     if value is None:
         return UNKNOWN
     none = " (no difference)" if is_none(value, error) else ""
-    return f"{value:+.3f}".replace("-", "−") + with_error("", error) + unit + none
+    return f"{round(value, 3) + 0.0:+.3f}".replace("-", "−") + with_error("", error) + unit + none
 
 
 def with_error(text: str, error: float | None) -> str:

@@ -181,7 +181,7 @@ def _key_dims(config: Config, engine: str, candidates: tuple[int, ...]) -> tuple
     if not safe:
         reason = next((rule.describe() for rule in every if rule.is_unsafe), None)
         return safe, fast, reason or f"{TITLES[engine]}: no key dim below the model's own is known to be safe"
-    line = f"{TITLES[engine]}: safe key dims {', '.join(map(str, safe))}"
+    line = f"{TITLES[engine]}: safe key dim{'s' * (len(safe) > 1)} {', '.join(map(str, safe))}"
     if equal & {*safe}:
         line += ", with as many values (--state-dim)"
     if fast != safe:

@@ -26,7 +26,7 @@ class WrittenReport(Displayable):
     bytes: int
 
     def headline(self) -> str:
-        records = ", ".join(f"{count} {kind}" for kind, count in self.records.items())
+        records = ", ".join(f"{kind} ({count})" for kind, count in self.records.items())
         return f"a page of {self.bytes / 1024:.0f} KiB from these records: {records}"
 
     def table(self) -> list[dict[str, object]]:

@@ -111,7 +111,8 @@ def _number(value: float | None, error: float | None = None) -> str:
 def show_verification(record: "VerificationRecord") -> Printout:
     """Yield the verdict, and what the difference is measured in."""
     yield record.verdict
-    yield f"the difference is the {record.measure}; tolerance {record.tolerance:g}, {record.dtype}"
+    if record.outcome.differences is not None:
+        yield f"the difference is the {record.measure}; tolerance {record.tolerance:g}, {record.dtype}"
 
 
 def show_bench(record: "BenchRecord") -> Printout:
