@@ -287,4 +287,5 @@ def test_experts_that_tokens_choose_are_read_once_and_long_contexts_gain_little(
     assert long["sequences"][1] / long["sequences"][0] == pytest.approx(840 / 804, rel=0.005)
     (path := tmp_path / "config.json").write_text(json.dumps(record["configs"]["Nemotron-H-8B"]))
     assert json.loads(succeed("inspect", path, "--json"))["gains"] == record["gains"]["Nemotron-H-8B"]
+    assert "states in bf16" in succeed("inspect", path, "--state-dtype", "bf16")
     assert "little is gained at 32,768 tokens, where 84% of a sequence is KV cache" in succeed("inspect", path)

@@ -171,7 +171,6 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
         (EvalConfig, {"state_every": 8}, "`state_every` needs another `state_dtype`"),
         (RecoverConfig, {"no_teacher": True, "temperature": 1.0}, "`temperature` needs a teacher"),
         (RecoverConfig, {"cache_top_k": 8}, "`cache_top_k` needs `cache_teacher`"),
-        (InspectConfig, {"state_dtype": "bf16"}, "`state_dtype` needs a budget"),
         (InspectConfig, {"engine": "vllm", "context": 8, "memory_gb": 1, "sequences": 2}, "`sequences` has no effect"),
         (InspectConfig, {"engine": "vllm", "kv_dtype": "fp8"}, "`kv_dtype` is for the memory of a serving engine"),
         (SweepConfig, {"limit": 8}, "`limit` needs `tasks`"),

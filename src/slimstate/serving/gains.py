@@ -8,7 +8,7 @@ DeltaNet on an H200 as CUDA graphs: all are within 17 %, and speedups by half th
 from slimstate.families import family_of
 from slimstate.families.contract import Config
 from slimstate.models.stock import routed_experts
-from slimstate.records.cut import InspectionRecord, KeyDimOption
+from slimstate.records.cut import InspectionRecord
 from slimstate.records.serving import Gain
 from slimstate.system.value import Value
 
@@ -59,19 +59,20 @@ def estimate_gains(config: Config, record: InspectionRecord, dtype: str) -> tupl
     while NUMBER_BYTES * parameters > 0.8 * cards * CARD_BYTES:
         cards *= 2
 
-    def gain(context: int) -> Gain:
-        loads = (load(record), load(cut))
-        counts = [each.sequences(context) for each in loads]
-        speeds = [count / each.seconds(context, count) for count, each in zip(counts, loads, strict=True)]
-        return Gain(
-            context=context, card=f"{cards} {CARD}", key_dim=cut.key_dim, state_dtype=dtype, sequences=tuple(counts),
-            tokens_per_second=tuple(speeds), state_share=1 / (1 + context * 2 * token / record.state_bytes[dtype]),
-        )  # fmt: skip
-
-    def load(size: InspectionRecord | KeyDimOption) -> Load:
-        return Load(
+    loads = [
+        Load(
             parameters=size.parameters or 0, routed=routed, share=share, layers=layers, cards=cards,
             state_bytes=size.state_bytes[dtype], token_bytes=NUMBER_BYTES * token,
+        )
+        for size in (record, cut)
+    ]  # fmt: skip
+
+    def gain(context: int) -> Gain:
+        counts = tuple(load.sequences(context) for load in loads)
+        speeds = tuple(count / load.seconds(context, count) for count, load in zip(counts, loads, strict=True))
+        return Gain(
+            context=context, card=f"{cards} {CARD}", key_dim=cut.key_dim, state_dtype=dtype, sequences=counts,
+            tokens_per_second=speeds, state_share=1 / (1 + context * loads[0].token_bytes / loads[0].state_bytes),
         )  # fmt: skip
 
     return tuple(map(gain, CONTEXTS if token else (0,)))

@@ -19,7 +19,6 @@ from slimstate.training.options import RecoverOptions, TrainOptions
 from slimstate.workflows.inputs import Model
 
 TASK_OPTIONS = ("task_data", "include_path", "limit", "recall_prompts")
-NEEDS_BUDGET = "needs a budget: `state_mb`, or `sequences` and `memory_gb`"
 
 
 class InspectConfig(EngineChoice):
@@ -42,7 +41,6 @@ class InspectConfig(EngineChoice):
         alone = self.pool.context is not None and budget.memory_gb is not None and budget.sequences is None
         advice = "is for the memory of a serving engine: give `engine` vllm or sglang, `context` and `memory_gb`"
         self.refuse((name for name in self.pool.to_values() if name != "context" or alone), advice)
-        self.refuse(("state_dtype",), NEEDS_BUDGET, unless=budget.is_set)
 
 
 class PruneConfig(EngineChoice):
@@ -100,7 +98,8 @@ class PruneConfig(EngineChoice):
         groups = (option.name for group in (Calibration, CutOptions) for option in options_of(group))
         names, reason = ("method", "score", "value_method", *groups), "is part of the plan of `apply`: leave it out"
         self.refuse(names, reason, unless=self.apply is None)
-        self.refuse(("state_dtype",), NEEDS_BUDGET, unless=self.budget.is_set)
+        needs_budget = "needs a budget: `state_mb`, or `sequences` and `memory_gb`"
+        self.refuse(("state_dtype",), needs_budget, unless=self.budget.is_set)
         if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError(
                 "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"
