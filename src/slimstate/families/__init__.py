@@ -9,7 +9,7 @@ import sys
 
 from slimstate.core.stock_class import StockClass
 from slimstate.families.contract import Config, Correction, Family
-from slimstate.families.refused import refusal
+from slimstate.families.refused import REFUSED
 from slimstate.system.errors import ModelError
 from slimstate.system.plugins import Registry
 
@@ -32,13 +32,9 @@ def loader_of(model_type: str) -> StockClass:
 def family_of(config: Config) -> Family:
     """Return the family of a config; refuse a model that cannot be cut, with the reason."""
     model_type = config.get("model_type")
-    family = FAMILIES.get(str(model_type))
-    reason = refusal(config)
-    if reason is None and family is not None:
-        reason = family.refusal(config)
-    if reason is not None:
+    if (reason := REFUSED.get(str(model_type))) is not None:
         raise ModelError(f"{model_type}: {reason}")
-    if family is not None:
+    if (family := FAMILIES.get(str(model_type))) is not None:
         return family
     supported = f"supported families: {', '.join(FAMILIES)}"
     if model_type is None:

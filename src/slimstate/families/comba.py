@@ -13,9 +13,5 @@ def layer(config: Config, sizes: Sizes) -> Layer:
 
 
 FAMILIES = (
-    ByHeadDim(
-        model_type="comba",
-        layer=layer,
-        defaults={**DEFAULTS, "num_v_heads": None, "use_output_gate": True},
-    ),
+    ByHeadDim(model_type="comba", layer=layer, defaults={**DEFAULTS, "num_v_heads": None, "use_output_gate": True}),
 )

@@ -16,12 +16,7 @@ ATTENTION = (
 )  # fmt: skip
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-NAMED = {
-    "attn_implementation": ATTENTION,
-    "experts_implementation": EXPERTS,
-    "dtype": DTYPES,
-    "torch_dtype": DTYPES,
-}
+NAMED = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS, "dtype": DTYPES, "torch_dtype": DTYPES}
 REFUSED = {
     "configuration_files": "another config would be read instead",
     "transformers_weights": "other weights would be read instead",

@@ -26,12 +26,9 @@ class Correction(Value):
     If only linear maps lie before the state, 1/s is `folded` into the query rows instead.
     """
 
-    # what it does, or why nothing is done
-    why: str
-    # the config field of the norm's epsilon: "norm_eps"
-    epsilon: str | None = None
-    # whether 1/s goes into the query rows, those of a slot with a `scale_power`
-    folded: bool = False
+    why: str  # what it does, or why nothing is done
+    epsilon: str | None = None  # the config field of the norm's epsilon: "norm_eps"
+    folded: bool = False  # whether 1/s goes into the query rows, those of a slot with a `scale_power`
 
     @property
     def possible(self) -> bool:
@@ -69,16 +66,11 @@ NOT_NEEDED = Correction(why="these layers do not scale queries: cutting equals z
 class Sizes(Value):
     """The sizes of a linear-attention layer."""
 
-    # H, key heads
-    heads: int
-    # D, key channels of a head
-    width: int
-    # G, heads of the state, a multiple of the key heads
-    value_heads: int
-    # V, value channels of a head
-    value_dim: int
-    # inputs of the projections, the hidden size
-    input_size: int
+    heads: int  # H, key heads
+    width: int  # D, key channels of a head
+    value_heads: int  # G, heads of the state, a multiple of the key heads
+    value_dim: int  # V, value channels of a head
+    input_size: int  # inputs of the projections, the hidden size
 
     def __post_init__(self) -> None:
         if min(self.heads, self.width, self.value_heads, self.value_dim) < 1 or self.value_heads % self.heads:
@@ -99,23 +91,15 @@ class Sizes(Value):
 class Caches(Value):
     """What an engine caches for a sequence: the sizes of states, of convolutions and of softmax layers."""
 
-    # the sizes of a linear-attention layer
-    sizes: Sizes
-    # the number of linear-attention layers
-    linear_layers: int
-    # the number of layers with softmax attention; one layer may have both
-    softmax_layers: int
-    # taps of the convolution over queries, keys and values, all but one of which are cached
-    taps: int
-    # key and value heads of a softmax layer, and their channels
-    kv_heads: int
-    kv_dim: int
-    # the dtype of states in the config: "float32"; None if it has none
-    state_dtype: str | None = None
-    # whether key heads are repeated if there are fewer of them than GPUs, as the groups of Mamba-2
-    repeated_keys: bool = False
-    # whether a prefill stores states at ends of blocks; with prefix caching vLLM has one more state for that
-    stores_block_states: bool = False
+    sizes: Sizes  # the sizes of a linear-attention layer
+    linear_layers: int  # the number of linear-attention layers
+    softmax_layers: int  # the number of layers with softmax attention; one layer may have both
+    taps: int  # taps of the convolution over queries, keys and values, all but one of which are cached
+    kv_heads: int  # key and value heads of a softmax layer
+    kv_dim: int  # their channels
+    state_dtype: str | None = None  # the dtype of states in the config: "float32"; None if it has none
+    repeated_keys: bool = False  # whether key heads are repeated if there are fewer than GPUs, as in Mamba-2
+    stores_block_states: bool = False  # whether a prefill stores states at ends of blocks: one more in vLLM
 
 
 class Family(Value, ABC):
@@ -136,6 +120,12 @@ class Family(Value, ABC):
     tower: str | None = None
     # whether its configs have one width for keys and values
     one_width: bool = False
+    # whether the config of the language model is under `text_config`
+    nested: bool = False
+    # why its keys cannot be cut with any config: "it rotates them by frequencies that depend on the key dim"
+    fixed_keys: str | None = None
+    # why its values cannot be cut with any config: "its norm over values subtracts their mean"
+    fixed_values: str | None = None
     # which of its configs cannot be cut, and why: {"`norm_q`": "channels of a head are mixed"}
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -209,19 +199,26 @@ class Family(Value, ABC):
 
     def key_refusal(self, config: Config) -> str | None:
         """Return why the keys of a model with this config cannot be cut, or None if they can."""
-        return None
+        return self.fixed_keys
 
     def value_refusal(self, config: Config) -> str | None:
         """Return why the values of a model with this config cannot be cut, or None if they can."""
-        return None
+        return self.fixed_values
 
     def changed(self, config: Config, fields: Config) -> Config:
         """Return the config with other values of some fields of the language model."""
-        return {**config, **fields}
+        return {**config, "text_config": {**config["text_config"], **fields}} if self.nested else {**config, **fields}
+
+    def language_config(self, config: Config) -> Config:
+        """Return the part of a config that describes the language model."""
+        text = config.get("text_config") if self.nested else config
+        if not isinstance(text, Mapping):
+            raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
+        return text
 
     def with_defaults(self, config: Config) -> Config:
         """Return the config of the language model with its defaults."""
-        return {**self.defaults, **config}
+        return {**self.defaults, **self.language_config(config)}
 
     def epsilon(self, config: Config) -> float | None:
         """Return the norm epsilon that a cut changes to correct the query scale, or None."""
@@ -231,10 +228,6 @@ class Family(Value, ABC):
     def published(self, config: Config) -> Config:
         """Return fields that published checkpoints have and configs of transformers 5 express in another way."""
         return flat_rope(config)
-
-    def refusal(self, config: Config) -> str | None:
-        """Return why a model with this config cannot be cut, or None if it can."""
-        return None
 
     def caches(self, config: Config) -> Caches | None:
         """Return what an engine caches for a sequence, or None for families that no such engine runs."""
@@ -255,7 +248,7 @@ class Family(Value, ABC):
     @property
     def stock_config(self) -> Config:
         """An empty config, as the stock class reads it."""
-        return {"model_type": self.model_type, **self.defaults}
+        return {"model_type": self.model_type, **({"text_config": self.defaults} if self.nested else self.defaults)}
 
     @property
     def hook(self) -> HookPoint:

@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
-from slimstate.families.contract import (
-    NORM_EPS,
-    Config,
-    Correction,
-    Family,
-    Library,
-    Sizes,
-    filter_axis,
-)
+from slimstate.families.contract import NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis
 from slimstate.system.errors import ModelError
 from slimstate.system.value import Value
 

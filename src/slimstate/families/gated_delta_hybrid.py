@@ -4,7 +4,7 @@ Their configs have `linear_key_head_dim` etc. at the top or, in a vision-languag
 heads of D channels, G value heads of V. A family adds a `Layout`: where the rows are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import (
@@ -18,7 +18,6 @@ from slimstate.families.contract import (
     flat_rope,
     softmax_sizes,
 )
-from slimstate.system.errors import ModelError
 from slimstate.system.value import Value
 
 DEFAULTS: Config = {
@@ -32,33 +31,21 @@ SOFTMAX_INTERVAL = 4  # without `layer_types`, every fourth layer is softmax att
 class Layout(Value):
     """Where the rows of a layer are."""
 
-    # the rows that compute the queries
-    query: Slot
-    # the rows that compute the keys
-    key: Slot
-    # all other rows with key channels: those of convolutions
-    others: tuple[Slot, ...]
-    # the convolutions by what they filter, as in a `Mixer`
-    filters: tuple[tuple[str, Axis], ...]
-    # the values; None if they cannot be cut
-    values: ValueAxis | None
-    # the names of the linear maps: ("in_proj_qkv", "out_proj")
-    projections: tuple[str, ...]
-    # what the running model joins from parts in the files, as in a `Mixer`
-    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    # what corrects the query scale
-    correction: Correction = RMS_NORM_EPS
+    query: Slot  # the rows that compute the queries
+    key: Slot  # the rows that compute the keys
+    others: tuple[Slot, ...]  # all other rows with key channels: those of convolutions
+    filters: tuple[tuple[str, Axis], ...]  # the convolutions by what they filter, as in a `Mixer`
+    values: ValueAxis | None  # the values; None if they cannot be cut
+    projections: tuple[str, ...]  # the names of the linear maps: ("in_proj_qkv", "out_proj")
+    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what the running model joins from parts, as in a `Mixer`
+    correction: Correction = RMS_NORM_EPS  # what corrects the query scale
 
 
 class GatedDeltaHybrid(Family):
     """A family of hybrids."""
 
-    # the module of transformers with the classes of its layers: "qwen3_5"
-    module: str
-    # where the rows of a layer of these sizes are
-    layout: Callable[[Sizes], Layout]
-    # whether the config of the language model is under `text_config`
-    nested: bool = False
+    module: str  # the module of transformers with the classes of its layers: "qwen3_5"
+    layout: Callable[[Sizes], Layout]  # where the rows of a layer of these sizes are
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
@@ -79,11 +66,6 @@ class GatedDeltaHybrid(Family):
         )  # fmt: skip
 
     @property
-    def stock_config(self) -> Config:
-        about = {"text_config": self.defaults} if self.nested else self.defaults
-        return {"model_type": self.model_type, **about}
-
-    @property
     def hook(self) -> HookPoint:
         return HookPoint(
             module=f"transformers.models.{self.module}.modeling_{self.module}",
@@ -94,11 +76,8 @@ class GatedDeltaHybrid(Family):
             gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
         )
 
-    def with_defaults(self, config: Config) -> Config:
-        inner = config.get("text_config") if self.nested else config
-        if not isinstance(inner, Mapping):
-            raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
-        return {**self.defaults, **{key: value for key, value in inner.items() if value is not None}}
+    def language_config(self, config: Config) -> Config:
+        return {key: value for key, value in super().language_config(config).items() if value is not None}
 
     def sizes(self, config: Config) -> Sizes:
         text = self.with_defaults(config)
@@ -135,9 +114,6 @@ class GatedDeltaHybrid(Family):
     def fields_for(self, config: Config, sizes: Sizes) -> Config:
         """Return both widths, since that of values may be derived from that of keys."""
         return {"linear_key_head_dim": sizes.width, "linear_value_head_dim": sizes.value_dim}
-
-    def changed(self, config: Config, fields: Config) -> Config:
-        return {**config, "text_config": {**config["text_config"], **fields}} if self.nested else {**config, **fields}
 
 
 def value_axis(sizes: Sizes, *rows: Slot) -> ValueAxis:

@@ -17,9 +17,5 @@ def layer(config: Config, sizes: Sizes) -> Layer:
 
 
 FAMILIES = (
-    ByHeadDim(
-        model_type="gated_deltanet",
-        layer=layer,
-        defaults={**DEFAULTS, "num_v_heads": None, "use_gate": True},
-    ),
+    ByHeadDim(model_type="gated_deltanet", layer=layer, defaults={**DEFAULTS, "num_v_heads": None, "use_gate": True}),
 )

@@ -48,13 +48,6 @@ def retention_layer(config: Config, sizes: Sizes) -> Layer:
     )
 
 
-class RetNet(ByExpansion):
-    """A family whose keys cannot be cut."""
-
-    def key_refusal(self, config: Config) -> str | None:
-        return "it rotates keys and queries by frequencies that depend on the key dim"
-
-
 FAMILIES = (
     ByExpansion(
         model_type="gla",
@@ -65,9 +58,10 @@ FAMILIES = (
             "norm_eps": 1e-6, "fuse_norm": True, "hidden_act": "swish",
         },
     ),
-    RetNet(
+    ByExpansion(
         model_type="retnet",
         layer=retention_layer,
+        fixed_keys="it rotates keys and queries by frequencies that depend on the key dim",
         defaults={
             "hidden_size": 2048, "num_heads": 8, "num_kv_heads": None, "expand_k": 1.0, "expand_v": 2.0,
             "num_hidden_layers": 24, "use_output_gate": True, "norm_eps": 1e-6, "fuse_norm": True,

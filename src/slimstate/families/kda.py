@@ -15,17 +15,11 @@ def layer(config: Config, sizes: Sizes) -> Layer:
     )
 
 
-class KimiDeltaAttention(ByHeadDim):
-    """A family whose gates pass through bottlenecks as wide as the values of a head."""
-
-    def value_refusal(self, config: Config) -> str | None:
-        return "its gates pass through bottlenecks as wide as the values of a head, which a cut would narrow"
-
-
 FAMILIES = (
-    KimiDeltaAttention(
+    ByHeadDim(
         model_type="kda",
         layer=layer,
+        fixed_values="its gates pass through bottlenecks as wide as the values of a head, which a cut would narrow",
         defaults={
             "hidden_size": 2048, "num_heads": 16, "num_v_heads": None, "head_dim": 128, "expand_v": 1.0,
             "num_hidden_layers": 24, "norm_eps": 1e-6,

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis
-from slimstate.system.errors import ModelError
 
 INNER = "linear_attn_config"  # the sizes in published configs, which precede those beside it
 RENAMED = ("f_a_proj.weight", "f_b_proj.weight", "dt_bias", "A_log")  # in the running model part of the forget gate
@@ -22,10 +21,8 @@ class KimiLinear(Family):
 
     library: Library = "transformers"
     one_width: bool = True
-    # where its layers are
-    place: str = "model.layers"
-    # its first softmax layer, by default
-    first_softmax: int = INTERVAL
+    place: str = "model.layers"  # where its layers are
+    first_softmax: int = INTERVAL  # its first softmax layer, by default
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
         sizes, kinds = self.sizes(config), self.layers(config)
@@ -75,10 +72,11 @@ class KimiLinear(Family):
         )  # fmt: skip
 
     def with_defaults(self, config: Config) -> Config:
-        inner = config.get(INNER)
+        text = self.language_config(config)
+        inner = text.get(INNER)
         inner = inner if isinstance(inner, Mapping) else {}
         names = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
-        return {**super().with_defaults(config), **{names[key]: inner[key] for key in names if key in inner}}
+        return {**self.defaults, **text, **{names[key]: inner[key] for key in names if key in inner}}
 
     def sizes(self, config: Config) -> Sizes:
         values = self.with_defaults(config)
@@ -123,23 +121,14 @@ class Glm5Next(KimiLinear):
     place: str = "model.language_model.layers"
     first_softmax: int = 3
     tower: str | None = "model.visual"
-
-    @property
-    def stock_config(self) -> Config:
-        return {"model_type": self.model_type, "text_config": self.defaults}
+    nested: bool = True
 
     @property
     def hook(self) -> HookPoint:
         return replace(super().hook, cache="past_key_values")
 
-    def with_defaults(self, config: Config) -> Config:
-        text = config.get("text_config")
-        if not isinstance(text, Mapping):
-            raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
-        return super().with_defaults({key: value for key, value in text.items() if value is not None})
-
-    def changed(self, config: Config, fields: Config) -> Config:
-        return {**config, "text_config": {**config["text_config"], **fields}}
+    def language_config(self, config: Config) -> Config:
+        return {key: value for key, value in super().language_config(config).items() if value is not None}
 
 
 FAMILIES = (

@@ -30,56 +30,34 @@ PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp
 class Fields(Value):
     """The names of the sizes in a config."""
 
-    # H: "num_heads"
-    heads: str
-    # P: "head_dim"
-    head_dim: str
-    # G: "n_groups"
-    groups: str
-    # N, the key dim: "state_size"
-    state: str
-    # HP as a ratio to the hidden size: "expand"
-    expand: str
-    # whether the projection has a bias: "use_bias"
-    biased: str
-    # whether the convolution has one: "use_conv_bias"; None if it always has
-    conv_bias: str | None = None
-    # taps of the convolution: "conv_kernel"
-    taps: str = "mamba_d_conv"
-    # HP itself, if it has a name: "mamba_d_ssm"
-    inner: str | None = None
-    # the epsilon of the norm over values: "layer_norm_epsilon"; None if it is fixed in the stock class
-    epsilon: str | None = "rms_norm_eps"
-    # whether there is such a norm: "mamba_rms_norm"; None if there always is
-    normed: str | None = None
+    heads: str  # H: "num_heads"
+    head_dim: str  # P: "head_dim"
+    groups: str  # G: "n_groups"
+    state: str  # N, the key dim: "state_size"
+    expand: str  # HP as a ratio to the hidden size: "expand"
+    biased: str  # whether the projection has a bias: "use_bias"
+    conv_bias: str | None = None  # whether the convolution has one: "use_conv_bias"; None if it always has
+    taps: str = "mamba_d_conv"  # taps of the convolution: "conv_kernel"
+    inner: str | None = None  # HP itself, if it has a name: "mamba_d_ssm"
+    epsilon: str | None = "rms_norm_eps"  # that of the norm over values; None if it is fixed in the stock class
+    normed: str | None = None  # whether there is such a norm: "mamba_rms_norm"; None if there always is
 
 
 class Mamba2(Family):
     """A family with Mamba-2 layers."""
 
     fields: Fields
-    # the path of a layer: "model.layers.{}.mamba"
-    path: str = "model.layers.{}.mamba"
-    # its path in the files, if that is another: "backbone.layers.{}.mixer"
-    stored_path: str | None = None
-    # whether every layer has softmax attention beside the state
-    softmax_everywhere: bool = False
-    # the config field by which logits are multiplied: "lm_head_multiplier"
-    logits_multiplier: str | None = None
-    # the config field by which logits are divided: "logits_scaling"
-    logits_divisor: str | None = None
-    # the dtype of states in engines, if its config has none: "float32"
-    state_dtype: str | None = None
-    # the names of layer types in published configs: {"linear_attention": "mamba"}
-    published_kinds: Config = field(default_factory=dict)
-    # the name of HP in published configs, if configs of transformers 5 have none: "intermediate_size"
-    published_inner: str | None = None
-    # whether the class takes HP from H and P alone, and not from the whole number `expand`
-    free_head_dim: bool = False
-    # fields of published configs that those of transformers 5 leave out
-    published_unset: Config = field(default_factory=dict)
-    # the name of the cache
-    cache: str = "past_key_values"
+    path: str = "model.layers.{}.mamba"  # the path of a layer
+    stored_path: str | None = None  # its path in the files, if that is another: "backbone.layers.{}.mixer"
+    softmax_everywhere: bool = False  # whether every layer has softmax attention beside the state
+    logits_multiplier: str | None = None  # the config field by which logits are multiplied: "lm_head_multiplier"
+    logits_divisor: str | None = None  # the config field by which logits are divided: "logits_scaling"
+    state_dtype: str | None = None  # the dtype of states in engines, if its config has none: "float32"
+    published_kinds: Config = field(default_factory=dict)  # of layer types: {"linear_attention": "mamba"}
+    published_inner: str | None = None  # the name of HP, if transformers 5 has none: "intermediate_size"
+    free_head_dim: bool = False  # whether the class takes HP from H and P alone, and not from the whole number `expand`
+    published_unset: Config = field(default_factory=dict)  # fields that transformers 5 leaves out
+    cache: str = "past_key_values"  # the name of the cache
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
@@ -128,10 +106,6 @@ class Mamba2(Family):
 
     def value_epsilon(self, config: Config) -> str | None:
         return self.fields.epsilon if self._is_normed(self.with_defaults(config)) else None
-
-    def value_refusal(self, config: Config) -> str | None:
-        fixed = "the epsilon of the norm over its values is fixed in the stock class (1e-5)"
-        return fixed if self.fields.epsilon is None else None
 
     def sizes(self, config: Config) -> Sizes:
         """Return the sizes, with the groups as key heads of N channels."""
@@ -277,6 +251,7 @@ FAMILIES = (
     ),
     Mamba2(
         model_type="zamba2",
+        fixed_values="the epsilon of the norm over its values is fixed in the stock class (1e-5)",
         fields=Fields(
             heads="n_mamba_heads", head_dim="mamba_headdim", groups="mamba_ngroups", state="mamba_d_state",
             expand="mamba_expand", biased="add_bias_linear", epsilon=None,

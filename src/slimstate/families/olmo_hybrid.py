@@ -34,9 +34,6 @@ def separate(sizes: Sizes) -> Layout:
 class OlmoHybrid(GatedDeltaHybrid):
     """A family whose config may leave out the sizes of linear layers, which then follow from the others."""
 
-    def value_refusal(self, config: Config) -> str | None:
-        return "the epsilon of the norm over its values is fixed in the stock class (1e-5)"
-
     def with_defaults(self, config: Config) -> Config:
         text = dict(super().with_defaults(config))
         for name in ("linear_num_key_heads", "linear_num_value_heads"):
@@ -54,6 +51,7 @@ FAMILIES = (
         model_type="olmo_hybrid",
         module="olmo_hybrid",
         layout=separate,
+        fixed_values="the epsilon of the norm over its values is fixed in the stock class (1e-5)",
         defaults={
             "hidden_size": 3840, "num_hidden_layers": 32, "num_attention_heads": 30,
             "rms_norm_eps": DEFAULTS["rms_norm_eps"],

@@ -1,7 +1,5 @@
 """Linear-attention models that cannot be cut, and why: mostly, their stock config has no field for the key width."""
 
-from slimstate.families.contract import Config
-
 ONE_HEAD_DIM = "its config has one {field} for keys, values and {also}, so no stock config has a smaller key dim"
 REFUSED = {
     "bailing_hybrid": ONE_HEAD_DIM.format(field="linear_head_dim", also="the softmax layers"),
@@ -9,8 +7,3 @@ REFUSED = {
     "rwkv7": "its key width is the hidden size, so no stock config has a smaller key dim",
     "gdn2": "flash-linear-attention has the layer but no model class that would load a checkpoint",
 }
-
-
-def refusal(config: Config) -> str | None:
-    """Return why a model with this config cannot be cut, or None."""
-    return REFUSED.get(str(config.get("model_type")))

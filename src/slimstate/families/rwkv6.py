@@ -37,19 +37,11 @@ def layer(config: Config, sizes: Sizes) -> Layer:
     )
 
 
-class Rwkv6(ByExpansion):
-    """A family whose norm over values subtracts their mean."""
-
-    def value_refusal(self, config: Config) -> str | None:
-        return "its norm over values subtracts their mean, so that dropped values would change the others"
-
-
 FAMILIES = (
-    Rwkv6(
+    ByExpansion(
         model_type="rwkv6",
         layer=layer,
-        defaults={
-            "hidden_size": 2048, "num_heads": 4, "expand_k": 0.5, "expand_v": 1.0, "num_hidden_layers": 24,
-        },
+        defaults={"hidden_size": 2048, "num_heads": 4, "expand_k": 0.5, "expand_v": 1.0, "num_hidden_layers": 24},
+        fixed_values="its norm over values subtracts their mean, so that dropped values would change the others",
     ),
-)  # fmt: skip
+)

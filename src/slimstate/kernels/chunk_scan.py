@@ -42,14 +42,10 @@ T = TypeVar("T")
 class Rule(Value):
     """The kind of a recurrence."""
 
-    # the factor of the queries
-    scale: float = 1.0
-    # whether queries read the state after their own token, or the one before it
-    late: bool = True
-    # whether `erase` reads the state before the decay of its own token
-    early_erase: bool = False
-    # C, the tokens of a chunk; None chooses a fast one
-    chunk: int | None = None
+    scale: float = 1.0  # the factor of the queries
+    late: bool = True  # whether queries read the state after their own token, or the one before it
+    early_erase: bool = False  # whether `erase` reads the state before the decay of its own token
+    chunk: int | None = None  # C, the tokens of a chunk; None chooses a fast one
 
 
 class Inputs(NamedTuple):
@@ -61,10 +57,8 @@ class Inputs(NamedTuple):
     g: Tensor | None = None
     beta: Tensor | None = None
     erase: Tensor | None = None
-    # the weight of their own token that queries see beside the state before it [H, K]
-    bonus: Tensor | None = None
-    # the state before the first token; None is zero
-    state: Tensor | None = None
+    bonus: Tensor | None = None  # the weight of their own token that queries see beside the state before it [H, K]
+    state: Tensor | None = None  # the state before the first token; None is zero
 
 
 def zero_state(k: Tensor, v: Tensor) -> Tensor:

@@ -27,15 +27,7 @@ from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
 from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head, wide
-from slimstate.kernels.patches import (
-    Backend,
-    Patch,
-    Replacement,
-    in_place_of,
-    needs_torch_gated_rule,
-    on_cpu,
-    too_precise_for_triton,
-)
+from slimstate.kernels.patches import Backend, Patch, in_place_of, needs_torch_gated_rule, too_precise_for_triton
 
 
 def recurrence(
@@ -154,7 +146,7 @@ PATCHES = (
     *in_place_of("fla.layers.comba", ("chunk_comba", "fused_recurrent_comba"), comba_rule, needs_torch_gated_rule),
 )
 
-IN_TRANSFORMERS = {
-    "torch_chunk_gated_delta_rule": Replacement(stock_gated_delta_rule, needs_torch_gated_rule),
-    "chunk_kimi_delta_attention": Replacement(stock_gated_delta_rule, on_cpu),
-}
+IN_TRANSFORMERS = (
+    Patch("torch_chunk_gated_delta_rule", stock_gated_delta_rule, needs_torch_gated_rule),
+    Patch("chunk_kimi_delta_attention", stock_gated_delta_rule),
+)

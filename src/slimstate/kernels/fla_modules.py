@@ -77,8 +77,8 @@ def powglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, pow
     return F.linear(powglu(x, y, power), weight, bias)
 
 
-def forward_and_backward(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return an activation and its backward pass, as fla calls them."""
+def _activation(name: str, activation: Callable[[Tensor], Tensor]) -> tuple[Backend, Backend]:
+    """Return patches for an activation and its backward pass, as fla calls them."""
 
     def forward(x: Tensor, **_: Any) -> Tensor:
         return activation(x)
@@ -89,7 +89,7 @@ def forward_and_backward(activation: Callable[[Tensor], Tensor]) -> tuple[Callab
             (gradient,) = torch.autograd.grad(activation(point), point, dy)
         return gradient
 
-    return forward, backward
+    return Backend(f"{ACTIVATIONS}.{name}_fwd", forward), Backend(f"{ACTIVATIONS}.{name}_bwd", backward)
 
 
 def squared_relu(x: Tensor) -> Tensor:
@@ -119,11 +119,6 @@ def linear_cross_entropy(
     logits = wide(F.linear(x, weight, bias)) * logit_scale
     loss = F.cross_entropy(logits, target, **{name: options[name] for name in LOSS_OPTIONS if name in options})
     return l2_warp(loss, logits.unsqueeze(0), l2_penalty_factor) if use_l2warp else loss
-
-
-def _activation(name: str, activation: Callable[[Tensor], Tensor]) -> tuple[Backend, Backend]:
-    forward, backward = forward_and_backward(activation)
-    return Backend(f"{ACTIVATIONS}.{name}_fwd", forward), Backend(f"{ACTIVATIONS}.{name}_bwd", backward)
 
 
 PATCHES = (

@@ -35,8 +35,7 @@ class Tensors(NamedTuple):
     v: Tensor
     do: Tensor
     b: Tensor
-    # the gradient of the updates, of which that of w is a product; any tensor without a delta rule
-    dv: Tensor
+    dv: Tensor  # the gradient of the updates, of which that of w is a product; any tensor without a delta rule
     h: Tensor
     dh: Tensor
 

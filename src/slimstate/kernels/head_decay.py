@@ -18,14 +18,10 @@ class Decayed(Value):
     The same fields hold the gradient of each.
     """
 
-    # the weight of each token of its chunk for each reader [M, R, C, C]: 0 above the diagonal, and on it for erasing
-    scores: Tensor
-    # the readers of the state before the chunk [M, R, C, K]
-    readers: Tensor
-    # the keys at the end of the chunk [M, C, K]
-    keys: Tensor
-    # the decay of the state over the chunk [M, 1 or K, 1]; None is no decay
-    fade: Tensor | None
+    scores: Tensor  # weights of tokens for each reader [M, R, C, C]: 0 above the diagonal, and on it for erasing
+    readers: Tensor  # the readers of the state before the chunk [M, R, C, K]
+    keys: Tensor  # the keys at the end of the chunk [M, C, K]
+    fade: Tensor | None  # the decay of the state over the chunk [M, 1 or K, 1]; None is no decay
 
 
 class HeadDecay:

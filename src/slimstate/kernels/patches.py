@@ -1,7 +1,7 @@
 """Replace functions of fla and transformers where they cannot run: on a CPU, or in a dtype they do not support.
 
 Every module of this package lists its functions for fla as PATCHES = (...), and those for transformers, by the name
-that a function has in all of its modules, as IN_TRANSFORMERS = {...}. They are collected here, so that a new recurrence
+that a function has in all of its modules, as IN_TRANSFORMERS = (...). They are collected here, so that a new recurrence
 is one module. A patch leaves CUDA tensors that fla's own kernels support to those, unless `in_pytorch` is open. The
 model classes stay those of the libraries.
 """
@@ -13,14 +13,14 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slimstate.core.layout import HookPoint
-from slimstate.system.plugins import listed_values, modules_of
+from slimstate.system.plugins import listed_values
 
 _IN_PYTORCH = ContextVar("in PyTorch on any device", default=False)
 
@@ -99,18 +99,11 @@ def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
     return is_precise and gated_backward_refused() and needs_gradient(*args, **kwargs)
 
 
-class Replacement(NamedTuple):
-    """A function that replaces one of transformers for some arguments."""
-
-    version: Callable[..., Any]
-    when: Callable[..., bool]
-
-
 @dataclass(frozen=True)
 class Patch:
     """A function that replaces another one for some arguments."""
 
-    # where the original is looked up when it is called: "fla.layers.kda.chunk_kda"
+    # where the original is looked up when it is called: "fla.layers.kda.chunk_kda"; in transformers its name alone
     place: str
     # the replacement
     version: Callable[..., Any]
@@ -179,13 +172,9 @@ def patches() -> tuple[Patch, ...]:
     return tuple(listed_values(PACKAGE, "PATCHES", Patch))
 
 
-def in_transformers() -> dict[str, Replacement]:
+def in_transformers() -> dict[str, Patch]:
     """Return everything that this package has for transformers, by the names of the functions there."""
-    return {
-        name: replacement
-        for module in modules_of(PACKAGE)
-        for name, replacement in getattr(module, "IN_TRANSFORMERS", {}).items()
-    }
+    return {patch.place: patch for patch in listed_values(PACKAGE, "IN_TRANSFORMERS", Patch)}
 
 
 @functools.cache
@@ -214,8 +203,8 @@ def use_reference(hook: HookPoint) -> None:
     for name in (*hook.every_operator, *hook.gpu_kernels):
         current = getattr(module, name)
         when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
-        own = ours.get(name, Replacement(inspect.unwrap(current), when))
-        if own.version is not current:
-            Patch(f"{hook.module}.{name}", own.version, own.when).install()
+        patch = ours.get(name, Patch(name, inspect.unwrap(current), when))
+        if patch.version is not current:
+            replace(patch, place=f"{hook.module}.{name}").install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), always).install()

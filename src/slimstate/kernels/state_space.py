@@ -30,7 +30,7 @@ from slimstate.kernels import gla
 from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import per_value_head, wide
 from slimstate.kernels.patches import (
-    Replacement,
+    Patch,
     has_fla,
     has_float64,
     is_in_pytorch,
@@ -58,8 +58,7 @@ class Inputs(NamedTuple):
 
     x: Tensor
     step: Tensor
-    # the logarithm of the decay, A dt
-    g: Tensor
+    g: Tensor  # the logarithm of the decay, A dt
     B: Tensor
     C: Tensor
     D: Tensor
@@ -241,4 +240,4 @@ def needs_our_scan(*args: Any, **kwargs: Any) -> bool:
     return is_better and has_float64(*args, **kwargs)
 
 
-IN_TRANSFORMERS = {"mamba2_chunk_scan": Replacement(state_space_scan, needs_our_scan)}
+IN_TRANSFORMERS = (Patch("mamba2_chunk_scan", state_space_scan, needs_our_scan),)

@@ -18,7 +18,7 @@ VIEWS = {
     torch.ops.aten.t.default,
     torch.ops.aten.transpose.int,
 }
-GROUPED = getattr(torch.ops.aten, "_grouped_mm", None)  # of newer versions of PyTorch
+GROUPED = torch.ops.aten._grouped_mm
 
 
 class CompactWeight(Tensor):
@@ -45,7 +45,7 @@ class CompactWeight(Tensor):
         options = dict(kwargs or {})
         if func in VIEWS:
             return cls(func(args[0].stored, *args[1:], **options))
-        if GROUPED is not None and func is GROUPED.default and len(args) == 3 and not options:
+        if func is GROUPED.default and len(args) == 3 and not options:
             rows, weight, ends = args
             if isinstance(weight, cls) and not isinstance(rows, cls) and rows.dim() == 2:
                 return _grouped_product(rows, weight.stored, ends)
@@ -55,7 +55,6 @@ class CompactWeight(Tensor):
 
 def _grouped_product(rows: Tensor, stored: Tensor, ends: Tensor) -> Tensor:
     """Return the rows up to the first end times the first weight, those up to the second times the second, ..."""
-    assert GROUPED is not None
     product, start = rows.new_zeros(len(rows), stored.shape[-1]), 0
     for weights, stops in zip(stored.split(EXPERTS_AT_ONCE), ends.split(EXPERTS_AT_ONCE), strict=True):
         end = int(stops[-1])

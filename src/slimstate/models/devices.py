@@ -21,11 +21,8 @@ def pick_device(name: str | None) -> torch.device:
     if name == "cuda" and distributed.count_here() > torch.cuda.device_count():
         processes, gpus = distributed.count_here(), torch.cuda.device_count()
         raise PlanError(f"{processes} processes for {gpus} GPUs: start at most one for each GPU, or use `device` cpu")
-    return (
-        torch.device("cuda", distributed.local_rank())
-        if name == "cuda" and distributed.count() > 1
-        else torch.device(name)
-    )
+    is_one_of_many = name == "cuda" and distributed.count() > 1
+    return torch.device("cuda", distributed.local_rank()) if is_one_of_many else torch.device(name)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -175,7 +175,13 @@ def observed(
 
     def read_pieces(operator: Operator, mixer: Mixer, arguments: Arguments) -> Any:
         def between(piece: Arguments, time: int, state: Any) -> Any:
-            read(_reading(mixer, piece, time, state[-1] if mixer.hook.initial_key_state else state))
+            values = state[-1] if mixer.hook.initial_key_state else state
+            values = values.mT if piece.get("state_v_first", mixer.hook.value_first) else values
+            pair = (piece[name] for _, name in roles(mixer.hook))
+            if piece.get("use_qk_l2norm_in_kernel", False):
+                pair = (F.normalize(x, dim=-1) for x in pair)
+            queries, keys = pair
+            read(StateReading(mixer=mixer, time=time, state=values, queries=queries, keys=keys))
             return state
 
         return in_pieces(operator, mixer.hook, arguments, every, between)
@@ -183,20 +189,10 @@ def observed(
     return replaced(model, mixers, lambda hook: dict.fromkeys(hook.operators, read_pieces))
 
 
-def _reading(mixer: Mixer, piece: Arguments, time: int, state: Tensor) -> StateReading:
-    normalised = piece.get("use_qk_l2norm_in_kernel", False)
-    queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(mixer.hook))
-    value_first = piece.get("state_v_first", mixer.hook.value_first)
-    return StateReading(mixer=mixer, time=time, state=state.mT if value_first else state, queries=queries, keys=keys)
-
-
 def in_pieces(
-    operator: Operator,
-    hook: HookPoint,
-    arguments: Arguments,
-    every: int | None,
+    operator: Operator, hook: HookPoint, arguments: Arguments, every: int | None,
     between: Callable[[Arguments, int, Any], Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """Run an operator on pieces of `every` tokens, one after the other.
 
     `between` gets the arguments of a piece, the number of tokens so far and the state after it, a tuple if there are
