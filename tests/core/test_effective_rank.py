@@ -15,7 +15,6 @@ from slimstate.core.effective_rank import (
     condition_number,
     effective_rank,
     gram_condition_number,
-    key_bound,
     mean_norm,
     rank_utilisation,
     singular_values,
@@ -94,7 +93,6 @@ def test_zero_and_rank_deficient_matrices():
     assert int(algebraic_rank(rank_one)) == 1
     assert float(condition_number(rank_one)) == math.inf
     assert float(effective_rank(singular_values(torch.eye(6)))) == pytest.approx(6)
-    assert float(key_bound(torch.zeros(5, 3), torch.ones(5, 2))) == 0
     assert float(state_bound(torch.zeros(2, 3), torch.zeros(3, 3))) == 0
 
 
@@ -102,6 +100,14 @@ def test_the_condition_number_of_a_gram_matrix_is_that_of_the_matrix():
     x = torch.randn(5, 40, 6, dtype=torch.float64) * torch.logspace(0, -3, 6, dtype=torch.float64)
     torch.testing.assert_close(gram_condition_number(x.mT @ x), condition_number(singular_values(x)), rtol=1e-6, atol=0)
     assert float(gram_condition_number(torch.ones(3, 3))) == math.inf
+
+
+def key_bound(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """nu(V) / kappa^2(K) from the definitions: nu(V) = er(P V), P the projection on the column space of the keys."""
+    u, s, _ = torch.linalg.svd(keys, full_matrices=False)
+    inside = torch.arange(s.shape[-1]) < algebraic_rank(s).unsqueeze(-1)
+    nu = effective_rank(singular_values((u * inside.unsqueeze(-2)).mT @ values))
+    return nu * (torch.where(inside, s, math.inf).amin(-1) / s[..., 0]).square()
 
 
 @EXAMPLES

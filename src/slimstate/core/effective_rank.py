@@ -58,35 +58,22 @@ class Bounds:
         return ~((value < self.lower * (1 - slack)) | (value > self.upper * (1 + slack)))
 
 
-def key_bound(keys: Tensor, values: Tensor) -> Tensor:
-    """Return nu(V) / kappa^2(K) <= er(S) of plain linear attention, S = V'K, keys K [..., T, K], values V [..., T, V].
-
-    nu(V) = er(P V), P the projection on the column space of K. If K does not have full column rank, kappa is that of
-    its non-zero singular values: every step of the proof is in the column space.
-    """
-    u, s, _ = torch.linalg.svd(keys.double(), full_matrices=False)
-    inside = torch.arange(s.shape[-1], device=s.device) < algebraic_rank(s).unsqueeze(-1)
-    projected = (u * inside.unsqueeze(-2)).mT @ values.double()
-    return _over_square_condition(effective_rank(singular_values(projected)), s, inside)
-
-
 def state_bound(state: Tensor, key_gram: Tensor) -> Tensor:
-    """Return the same bound for any state whose rows are in the span of its keys, from the Gram matrix G = K'K.
+    """Return nu(U) / kappa^2(K) <= er(S) for a state whose rows are in the span of its keys, from G = K'K.
 
-    DeltaNet, gated or not, writes S = U'K with updates U in place of values. P U = K G^+ S', so that nu(U) is the
-    effective rank of S (G^+)^(1/2), and nu(U) / kappa^2(K) <= er(S) holds exactly, not as an approximation.
+    Plain linear attention writes S = V'K, keys K [..., T, K], values V [..., T, V], and nu(V) = er(P V), P the
+    projection on the column space of K. If K does not have full column rank, kappa is that of its non-zero singular
+    values: every step of the proof is in the column space. DeltaNet, gated or not, writes S = U'K with updates U in
+    place of values. P U = K G^+ S', so that nu(U) is the effective rank of S (G^+)^(1/2), and the bound holds exactly,
+    not as an approximation.
     """
     s, q = torch.linalg.eigh(key_gram.double())
     s, q = s.flip(-1).clamp_min(0), q.flip(-1)
     inside = torch.arange(s.shape[-1], device=s.device) < algebraic_rank(s).unsqueeze(-1)
     inverse_root = torch.where(inside, s, 1.0).rsqrt() * inside
     updates = (state.double() @ q) * inverse_root.unsqueeze(-2)
-    return _over_square_condition(effective_rank(singular_values(updates)), s.sqrt(), inside)
-
-
-def _over_square_condition(nu: Tensor, s: Tensor, inside: Tensor) -> Tensor:
-    smallest = torch.where(inside, s, torch.inf).amin(-1)
-    return torch.where(s[..., 0] > 0, nu * (smallest / s[..., 0]).square(), 0.0)
+    nu, smallest = effective_rank(singular_values(updates)), torch.where(inside, s, torch.inf).amin(-1)
+    return torch.where(s[..., 0] > 0, nu * smallest / s[..., 0], 0.0)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Family(Value, ABC):
     # the `model_type` of its configs: "delta_net"
     model_type: str
     # the library that has its stock class
-    library: Library
+    library: Library = "transformers"
     # the defaults of the stock config: {"num_heads": 16, "expand_k": 1.0}
     defaults: Config
     # the model type of the class that runs its language model, if that is another one: "qwen3_5_text"
@@ -242,8 +242,15 @@ class Family(Value, ABC):
         layers, values = len(self.softmax_layers(config)), self.with_defaults(config)
         if not layers or not values.get("num_attention_heads"):
             return None if layers else 0
-        heads, channels = softmax_sizes(values)
+        heads, channels = self.softmax_sizes(values)
         return 2 * layers * heads * channels or None
+
+    @staticmethod
+    def softmax_sizes(values: Config) -> tuple[int, int]:
+        """Return the key/value heads of softmax attention and their channels, from a config of transformers."""
+        heads = int(values.get("num_attention_heads") or 1)
+        channels = values.get("head_dim") or values.get("attention_head_dim") or int(values["hidden_size"]) // heads
+        return int(values.get("num_key_value_heads") or heads), int(channels)
 
     @property
     def stock_config(self) -> Config:
@@ -265,13 +272,6 @@ class Family(Value, ABC):
         """The stock class of a model with everything in its files."""
         alone = self.language_type == self.model_type and self.tower is None
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
-
-
-def softmax_sizes(config: Config) -> tuple[int, int]:
-    """Return the key/value heads of softmax attention and their channels, from a config of transformers."""
-    heads = int(config.get("num_attention_heads") or 1)
-    channels = config.get("head_dim") or config.get("attention_head_dim") or int(config["hidden_size"]) // heads
-    return int(config.get("num_key_value_heads") or heads), int(channels)
 
 
 def flat_rope(config: Config) -> dict[str, float]:

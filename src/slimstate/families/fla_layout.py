@@ -26,36 +26,21 @@ OUTPUT = "o_proj.weight"
 class Layer(Value):
     """The layers of a family: what they call, their linear maps, and rows that are not in the usual places."""
 
-    # the functions that the layer calls with its queries and keys
-    hook: HookPoint
-    # the names of its linear maps, without an ending `_proj`: "qkvo", or ("q", "k", "f_proj.0", ...)
-    projections: str | tuple[str, ...]
-    # the rows that compute the queries
-    query: Slot = QUERY
-    # the rows that compute the keys
-    key: Slot = KEY
-    # rows with key channels besides projections and convolutions: those of gates
-    gates: tuple[Slot, ...] = ()
-    # heads that the convolution of the values filters, if these are not the value heads; 0 without such a convolution
-    convolved_value_heads: int | None = None
-    # whether there can be a convolution of queries, keys and values; `use_short_conv` in a config turns it off
-    convolved: bool = True
-    # its activations and norms that do not commute with a rotation of queries and keys; None: it cannot be rotated
-    noncommuting: tuple[str, ...] | None = None
-    # the rows that compute the values
-    value: Slot = VALUE
-    # heads with values of their own, if several value heads share them
-    distinct_value_heads: int | None = None
-    # the norm over the values of a head; None if values cannot be cut
-    value_norm: str | None = "o_norm"
-    # whether there are only linear maps before the state, so that the rows of the values absorb what a cut changes
-    linear_values: bool = False
-    # whether there are always as many values as keys
-    tied: bool = False
-    # numbers that a feature map makes of each key channel
-    features: int = 1
-    # what corrects the query scale; most models have one epsilon for all norms, also for that after the state
-    correction: Correction = NORM_EPS
+    hook: HookPoint  # the functions that the layer calls with its queries and keys
+    projections: str | tuple[str, ...]  # its linear maps, without an ending `_proj`: "qkvo", or ("q", "f_proj.0")
+    query: Slot = QUERY  # the rows that compute the queries
+    key: Slot = KEY  # the rows that compute the keys
+    gates: tuple[Slot, ...] = ()  # rows with key channels besides projections and convolutions: those of gates
+    convolved: bool = True  # whether there can be convolutions; `use_short_conv` in a config turns them off
+    convolved_value_heads: int | None = None  # heads in that of the values, if not the value heads; 0 without one
+    noncommuting: tuple[str, ...] | None = None  # what does not commute with a rotation; None if it cannot be rotated
+    value: Slot = VALUE  # the rows that compute the values
+    distinct_value_heads: int | None = None  # heads with values of their own, if several value heads share them
+    value_norm: str | None = "o_norm"  # the norm over the values of a head; None if values cannot be cut
+    linear_values: bool = False  # whether all maps before the state are linear: value rows absorb what a cut changes
+    tied: bool = False  # whether there are always as many values as keys
+    features: int = 1  # numbers that a feature map makes of each key channel
+    correction: Correction = NORM_EPS  # of the query scale; most models have one epsilon for all norms
 
 
 class FlaFamily(Family):

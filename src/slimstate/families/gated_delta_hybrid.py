@@ -7,17 +7,7 @@ heads of D channels, G value heads of V. A family adds a `Layout`: where the row
 from collections.abc import Callable
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
-from slimstate.families.contract import (
-    RMS_NORM_EPS,
-    Caches,
-    Config,
-    Correction,
-    Family,
-    Library,
-    Sizes,
-    flat_rope,
-    softmax_sizes,
-)
+from slimstate.families.contract import RMS_NORM_EPS, Caches, Config, Correction, Family, Sizes
 from slimstate.system.value import Value
 
 DEFAULTS: Config = {
@@ -46,7 +36,6 @@ class GatedDeltaHybrid(Family):
 
     module: str  # the module of transformers with the classes of its layers: "qwen3_5"
     layout: Callable[[Sizes], Layout]  # where the rows of a layer of these sizes are
-    library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
         sizes = self.sizes(config)
@@ -95,7 +84,7 @@ class GatedDeltaHybrid(Family):
 
     def caches(self, config: Config) -> Caches:
         text, softmax = self.with_defaults(config), self.softmax_layers(config)
-        kv_heads, kv_dim = softmax_sizes(text)
+        kv_heads, kv_dim = self.softmax_sizes(text)
         return Caches(
             sizes=self.sizes(config), linear_layers=len(layer_types(text)) - len(softmax), softmax_layers=len(softmax),
             taps=int(text.get("linear_conv_kernel_dim", TAPS)), state_dtype=text.get("mamba_ssm_dtype"),
@@ -108,7 +97,7 @@ class GatedDeltaHybrid(Family):
     def published(self, config: Config) -> Config:
         """Return also the interval of softmax layers, if it is regular."""
         text = config.get("text_config", {}) if self.nested else config
-        fields = {**flat_rope(text), **_interval(layer_types(self.with_defaults(config)))}
+        fields = {**super().published(text), **_interval(layer_types(self.with_defaults(config)))}
         return {"text_config": {**fields, **text}} if self.nested else fields
 
     def fields_for(self, config: Config, sizes: Sizes) -> Config:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
-from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis
+from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Family, Sizes, filter_axis
 
 INNER = "linear_attn_config"  # the sizes in published configs, which precede those beside it
 RENAMED = ("f_a_proj.weight", "f_b_proj.weight", "dt_bias", "A_log")  # in the running model part of the forget gate
@@ -19,7 +19,6 @@ INTERVAL = 4
 class KimiLinear(Family):
     """A family with one width for keys and values."""
 
-    library: Library = "transformers"
     one_width: bool = True
     place: str = "model.layers"  # where its layers are
     first_softmax: int = INTERVAL  # its first softmax layer, by default

@@ -8,17 +8,7 @@ state, and a zeroed channel adds exactly zero: a cut equals zeroing bit for bit.
 from dataclasses import field, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
-from slimstate.families.contract import (
-    NOT_NEEDED,
-    Caches,
-    Config,
-    Correction,
-    Family,
-    Library,
-    Sizes,
-    fused_filters,
-    softmax_sizes,
-)
+from slimstate.families.contract import NOT_NEEDED, Caches, Config, Correction, Family, Sizes, fused_filters
 from slimstate.system.errors import ModelError
 from slimstate.system.value import Value
 
@@ -58,7 +48,6 @@ class Mamba2(Family):
     free_head_dim: bool = False  # whether the class takes HP from H and P alone, and not from the whole number `expand`
     published_unset: Config = field(default_factory=dict)  # fields that transformers 5 leaves out
     cache: str = "past_key_values"  # the name of the cache
-    library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
         values, sizes = self.with_defaults(config), self.sizes(config)
@@ -162,7 +151,7 @@ class Mamba2(Family):
 
     def caches(self, config: Config) -> Caches:
         values, kinds = self.with_defaults(config), self.layers(config)
-        kv_heads, kv_dim = softmax_sizes(values)
+        kv_heads, kv_dim = self.softmax_sizes(values)
         dtype = values.get("mamba_ssm_dtype") or values.get("mamba_ssm_cache_dtype")
         return Caches(
             sizes=self.sizes(config), linear_layers=sum(kind in LINEAR for kind in kinds),

@@ -53,10 +53,6 @@ def has_float64(*args: Any, **kwargs: Any) -> bool:
     return next(tensors_in(*args, **kwargs)).device.type != "mps"
 
 
-def always(*_: Any, **__: Any) -> bool:
-    return True
-
-
 def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
     """Return whether fla's chunked delta rule cannot run: on a CPU, or in more than half precision."""
     first = next(tensors_in(*args, **kwargs))
@@ -178,17 +174,13 @@ def in_transformers() -> dict[str, Patch]:
 
 
 @functools.cache
-def install() -> None:
-    """Make fla's models run wherever PyTorch runs; a second call does nothing."""
-    for patch in patches():
-        patch.install()
+def install(kind: type[Patch] = Patch) -> None:
+    """Make fla's models run wherever PyTorch runs, or register only the `Backend`s, which transformers calls, too.
 
-
-@functools.cache
-def install_backends() -> None:
-    """Register what fla itself chooses, also if transformers calls it; a second call does nothing."""
+    A second call does nothing.
+    """
     for patch in patches():
-        if isinstance(patch, Backend):
+        if isinstance(patch, kind):
             patch.install()
 
 
@@ -207,4 +199,4 @@ def use_reference(hook: HookPoint) -> None:
         if patch.version is not current:
             replace(patch, place=f"{hook.module}.{name}").install()
     for name in hook.fused_layers:
-        Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), always).install()
+        Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), lambda *_, **__: True).install()

@@ -29,15 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from slimstate.kernels import gla
 from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import per_value_head, wide
-from slimstate.kernels.patches import (
-    Patch,
-    has_fla,
-    has_float64,
-    is_in_pytorch,
-    needs_gradient,
-    on_cpu,
-    too_precise_for_triton,
-)
+from slimstate.kernels.patches import Patch, has_fla, has_float64, is_in_pytorch, needs_gradient, too_precise_for_triton
 
 # tokens of a chunk on a GPU, where decays between its tokens cost as much as its state
 CHUNK = 64
@@ -96,7 +88,7 @@ def state_space_scan(
 
 def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     """Return how to compute a scan: by head on a CPU and for one token, else by fla's kernel where it is right."""
-    if on_cpu(*inputs) or inputs.x.shape[1] == 1:
+    if inputs.x.device.type == "cpu" or inputs.x.shape[1] == 1:
         return by_head
     narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA or (
         inputs.x.shape[-1] < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs)

@@ -72,8 +72,8 @@ class OneLayerModel:
 
     def _shared_with(self, layer: int) -> set[int]:
         """Return the layers with which a layer shares weights."""
-        own, tied = f"{self.path_of(layer)}.", getattr(self.model, "all_tied_weights_keys", None) or {}
-        sources = {source for name, source in tied.items() if name.startswith(own)}
+        own = f"{self.path_of(layer)}."
+        sources = {source for name, source in self.model.all_tied_weights_keys.items() if name.startswith(own)}
         return {int(source.removeprefix(f"{self._layers_path}.").split(".")[0]) for source in sources}
 
     def _stored(self, name: str) -> str:
@@ -236,9 +236,8 @@ def _keep_only(model: Any, paths: list[str]) -> None:
     _remove_others(model, paths, "")
     names = set(dict(model.named_parameters()))
     for owner in (model, model.base_model):
-        tied = getattr(owner, "all_tied_weights_keys", None)
-        if tied:
-            owner.all_tied_weights_keys = {name: source for name, source in tied.items() if {name, source} <= names}
+        tied = owner.all_tied_weights_keys.items()
+        owner.all_tied_weights_keys = {name: source for name, source in tied if {name, source} <= names}
 
 
 def _remove_others(parent: nn.Module, paths: list[str], prefix: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from slimstate.families import FAMILIES, family_of
 from slimstate.families.contract import Library
 from slimstate.kernels.autotune import compile_in_threads, remove_faulty_variants, tune_briefly
-from slimstate.kernels.patches import gated_backward_refused, has_fla, install, install_backends, use_reference
+from slimstate.kernels.patches import Backend, gated_backward_refused, has_fla, install, use_reference
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 
@@ -80,7 +80,7 @@ def prepare(model_type: str) -> None:
         if torch.cuda.is_available():
             _tune_quickly()
             if has_fla():
-                install_backends()
+                install(Backend)
 
 
 def _tune_quickly() -> None:

@@ -212,18 +212,10 @@ def _unfrozen(
     if not kinds:
         return (), ()
     model = stock_model(config)
-    norms = tuple(
-        name
-        for name, module in model.named_modules()
-        if "norms" in kinds and "norm" in type(module).__name__.lower() and module._parameters
-    )
-    within = {*convolutions, *norms}
-    biases = tuple(
-        name
-        for name, _ in model.named_parameters()
-        if "biases" in kinds and "bias" in name and name.rpartition(".")[0] not in within
-    )
-    return norms, biases
+    modules = model.named_modules() if "norms" in kinds else ()
+    norms = tuple(name for name, module in modules if "norm" in type(module).__name__.lower() and module._parameters)
+    within, parameters = {*convolutions, *norms}, model.named_parameters() if "biases" in kinds else ()
+    return norms, tuple(name for name, _ in parameters if "bias" in name and name.rpartition(".")[0] not in within)
 
 
 def _matching(config: Config, mixers: Sequence[Mixer], endings: str) -> tuple[str, ...]:
