@@ -155,8 +155,9 @@ class SweepStudy(Value):
             nats = statistics.fmean(by_window)
             scores = add_words(self.size.scores(nats), self.wikitext, model.runtime)
             if sequences := self.settings.recall:
-                recall = associative_recall(model.runtime, self.text, sequences=sequences, seed=seed)
-                more["associative_recall"] = recall
+                more["associative_recall"] = associative_recall(
+                    model.runtime, self.text, sequences=sequences, seed=seed, reporter=self.reporter
+                )
             if self.options.tasks:
                 more["lm_eval"] = run_tasks(model.runtime, self.options, seed=seed)
             if self.score is not None:

@@ -93,7 +93,7 @@ def measure(
     def nats_of(runtime: Runtime, stage: str) -> float:
         label = "the uncut model" if stage == "uncut" else stage
         if tokens.held_out.numel() >= recall_tokens():
-            result = associative_recall(runtime, tokens.held_out)
+            result = associative_recall(runtime, tokens.held_out, reporter=reporter)
             recall[stage] = (result.mean or 0.0, result.stderr or 0.0)
         if tokens.wikitext is not None:
             word_perplexity[stage] = tokens.wikitext.word_perplexity(runtime)
