@@ -5,7 +5,7 @@
 # make docs: the site, after the notebooks ran.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 # make engines-mlx: cut models in mlx-lm beside transformers, also quantised.
-# make engines-compressed: models that llm-compressor quantises, cut, in transformers.
+# make engines-compressed: models that llm-compressor and ModelOpt quantise, cut, in transformers.
 # make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB), and its kernels.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -92,7 +92,8 @@ engines-vllm: $(READY) $(VENV)-vllm/.ready
 # without their dependencies, which pin other versions of transformers; the packages of our environment serve
 $(VENV)-compressed/.ready: $(READY)
 	$(PYTHON) -m venv $(VENV)-compressed
-	$(VENV)-compressed/bin/python -m pip install --quiet --no-deps "compressed-tensors==0.20.*" "llmcompressor==0.14.*" loguru
+	$(VENV)-compressed/bin/python -m pip install --quiet --no-deps "compressed-tensors==0.20.*" "llmcompressor==0.14.*" loguru \
+		"nvidia-modelopt==0.47.*" omegaconf pulp nvidia-ml-py
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
 		> $$($(VENV)-compressed/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/ours.pth
 	touch $@

@@ -1,6 +1,6 @@
 """Models that llm-compressor quantises: the cut computes what its mask computes, and cutting and quantising commute.
 
-`make engines-compressed` creates an environment with llm-compressor, and runs this file in it.
+`make engines-compressed` creates an environment with llm-compressor and ModelOpt, and runs this file in it.
 """
 
 from pathlib import Path
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import quantising
 import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.surgery import Cutter
 from slimstate.models.hooks import masked
 from slimstate.models.load import load
 from slimstate.records.plan import read_plan_file
@@ -81,3 +83,23 @@ def test_a_cut_computes_what_its_mask_computes(name, scheme, tmp_path):
             assert first.keys() == second.keys()
             for each, tensor in first.items():
                 assert torch.equal(*(part.flatten().view(torch.uint8) for part in (tensor, second[each]))), each
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_what_modelopt_writes_stand_for_the_same_numbers(name, algorithm, tmp_path):
+    modelopt = pytest.importorskip("modelopt.torch.quantization"), pytest.importorskip("modelopt.torch.export")
+    options = {key: value for key, value in MODELS[name].items() if value is not None}
+    source, running = tmp_path / algorithm, tiny.build(Variant(name, name, options))
+    settings = getattr(modelopt[0], f"{algorithm}_DEFAULT_CFG")
+    oracle = quantising.SCHEMES[f"modelopt-{algorithm.lower()}"]
+    running.config.architectures = [type(running).__name__]
+    running = modelopt[0].quantize(running, settings, lambda each: each(input_ids=tiny.token_ids(1, 40)))
+    modelopt[1].export_hf_checkpoint(running, export_dir=source)
+    checkpoint, before = Checkpoint.open(source), tiny.read_tensors(source)
+    for width in WIDTHS:
+        plan = slimstate.prune(source, tmp_path / f"{width}", method="l1", key_dim=width, progress=False).plan
+        after, cutter = tiny.read_tensors(tmp_path / f"{width}"), Cutter(checkpoint.mixers, plan.selections)
+        for weight in (checkpoint.quantised[mixer.name_of(mixer.key)] for mixer in checkpoint.mixers):
+            one, other = (oracle.values(quantising.parts_of(each, weight.module)) for each in (before, after))
+            assert torch.equal(one[cutter.remaining_rows(weight.name, weight.shape[0])], other)
