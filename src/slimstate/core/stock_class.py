@@ -2,11 +2,6 @@
 
 from slimstate.system.value import Value
 
-CODE = """{registration}from transformers import {classes}
-
-model = {loader}.from_pretrained({folder})"""
-REGISTRATION = "import fla  # registers the architecture\n"
-
 
 class StockClass(Value):
     """The library that registers an architecture, and the class of transformers that loads it."""
@@ -16,9 +11,9 @@ class StockClass(Value):
 
     def loading_code(self, folder: str, *others: str) -> str:
         """Return Python code that loads a model from `folder`, an expression, and also imports the classes `others`."""
-        registration = REGISTRATION if self.library == "fla" else ""
+        registration = "import fla  # registers the architecture\n" if self.library == "fla" else ""
         classes = ", ".join((self.name, *others))
-        return CODE.format(registration=registration, classes=classes, loader=self.name, folder=folder)
+        return f"{registration}from transformers import {classes}\n\nmodel = {self.name}.from_pretrained({folder})"
 
 
 FLA = StockClass(library="fla", name="AutoModelForCausalLM")

@@ -11,9 +11,7 @@ from typing import Any
 from slimstate.families.contract import Config
 from slimstate.system.errors import ModelError, quoted
 
-ATTENTION = (
-    "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention",
-)  # fmt: skip
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 NAMED = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS, "dtype": DTYPES, "torch_dtype": DTYPES}

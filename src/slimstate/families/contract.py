@@ -1,7 +1,7 @@
 """The interface of a family, and how a family corrects the query scale."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
 
@@ -54,11 +54,9 @@ class Correction(Value):
         return f"{self.epsilon} times {width / key_dim:.4g}: {self.why}{meaning}"
 
 
-def by_epsilon(field: str) -> Correction:
-    return Correction(epsilon=field, why="compensates the new query scale")
-
-
-NORM_EPS, RMS_NORM_EPS = by_epsilon("norm_eps"), by_epsilon("rms_norm_eps")
+NORM_EPS, RMS_NORM_EPS = (
+    Correction(epsilon=name, why="compensates the new query scale") for name in ("norm_eps", "rms_norm_eps")
+)
 FOLDED = Correction(folded=True, why="compensates the new query scale exactly")
 NOT_NEEDED = Correction(why="these layers do not scale queries: cutting equals zeroing bit for bit")
 
@@ -173,17 +171,13 @@ class Family(Value, ABC):
         other = key_dim if self.one_width else before.value_dim
         after = replace(before, width=key_dim, value_dim=other if value_dim is None else value_dim)
         fields = dict(self.fields_for(config, after))
-        for name, factor in self._epsilon_factors(config, before, after, corrected):
-            fields[name] = fields.get(name, float(self.with_defaults(config)[name])) * factor
+        epsilons = [(self.correction(config).epsilon, before.width / after.width)] if corrected else []
+        if after.value_dim != before.value_dim:
+            epsilons.append((self.value_epsilon(config), before.value_dim / after.value_dim))
+        for name, factor in epsilons:
+            if name is not None:
+                fields[name] = fields.get(name, float(self.with_defaults(config)[name])) * factor
         return self.changed(config, fields)
-
-    def _epsilon_factors(
-        self, config: Config, before: Sizes, after: Sizes, corrected: bool
-    ) -> Iterator[tuple[str, float]]:
-        if corrected and (name := self.correction(config).epsilon) is not None:
-            yield name, before.width / after.width
-        if after.value_dim != before.value_dim and (name := self.value_epsilon(config)) is not None:
-            yield name, before.value_dim / after.value_dim
 
     def value_epsilon(self, config: Config) -> str | None:
         """Return the config field of the epsilon of the norm over values, which a cut of values changes, if any."""
@@ -226,8 +220,13 @@ class Family(Value, ABC):
         return None if name is None else float(self.with_defaults(config)[name])
 
     def published(self, config: Config) -> Config:
-        """Return fields that published checkpoints have and configs of transformers 5 express in another way."""
-        return flat_rope(config)
+        """Return fields that published checkpoints have and configs of transformers 5 express in another way.
+
+        Such are those of the rotary embedding, from a `rope_parameters` that is the same for all layers.
+        """
+        nested, names = config.get("rope_parameters"), ("rope_theta", "partial_rotary_factor")
+        rope = nested if isinstance(nested, Mapping) else {}
+        return {name: rope[name] for name in names if isinstance(rope.get(name), (int, float))}
 
     def caches(self, config: Config) -> Caches | None:
         """Return what an engine caches for a sequence, or None for families that no such engine runs."""
@@ -272,14 +271,6 @@ class Family(Value, ABC):
         """The stock class of a model with everything in its files."""
         alone = self.language_type == self.model_type and self.tower is None
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
-
-
-def flat_rope(config: Config) -> dict[str, float]:
-    """Return the rotary embedding as separate fields, from a `rope_parameters` that is the same for all layers."""
-    nested = config.get("rope_parameters")
-    rope = nested if isinstance(nested, Mapping) else {}
-    names = ("rope_theta", "partial_rotary_factor")
-    return {name: rope[name] for name in names if isinstance(rope.get(name), (int, float))}
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

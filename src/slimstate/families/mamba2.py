@@ -199,12 +199,8 @@ class Mamba2(Family):
         return fields
 
 
-def _zamba2_layers() -> list[str]:
-    """Return the kinds of the 54 layers of the stock config, with softmax attention in 6, 12, ..., 42, 47 and 51."""
-    hybrid = {*range(6, 43, 6), 47, 51}
-    return ["hybrid" if layer in hybrid else "linear_attention" for layer in range(54)]
-
-
+# the layers of the stock config of Zamba2
+ZAMBA2 = ["hybrid" if layer in {*range(6, 43, 6), 47, 51} else "linear_attention" for layer in range(54)]
 HYBRID = Fields(
     heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state="mamba_d_state",
     expand="mamba_expand", conv_bias="mamba_conv_bias", biased="mamba_proj_bias",
@@ -247,7 +243,7 @@ FAMILIES = (
         ),
         defaults={
             "hidden_size": 2560, "num_hidden_layers": 54, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_d_state": 64,
-            "mamba_expand": 2, "add_bias_linear": False, "layers_block_type": _zamba2_layers(),
+            "mamba_expand": 2, "add_bias_linear": False, "layers_block_type": ZAMBA2,
         },
     ),
     Mamba2(

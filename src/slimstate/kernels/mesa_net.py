@@ -61,11 +61,9 @@ def mesa_net(
     q, k = (unit(wide(x)) if options.get("use_qk_l2norm_in_kernel") else wide(x) for x in (q, k))
     inputs = [packing.pad(wide(x)).transpose(1, 2) for x in (q, k, v, g, beta)]
     shape = (*inputs[0].shape[:2], q.shape[-1])
-    initial = [options.get(name) for name in ("h_kk_init", "h_kv_init")]
-    sizes = (q.shape[-1], v.shape[-1])
     states = [
-        inputs[0].new_zeros(*shape, size) if state is None else state.to(inputs[0])
-        for state, size in zip(initial, sizes, strict=True)
+        inputs[0].new_zeros(*shape, size) if options.get(name) is None else options[name].to(inputs[0])
+        for name, size in (("h_kk_init", q.shape[-1]), ("h_kv_init", v.shape[-1]))
     ]
     outputs = []
     for start in range(0, inputs[0].shape[2], CHUNK):

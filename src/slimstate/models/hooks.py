@@ -240,10 +240,8 @@ def replaced(
     with ExitStack() as stack:
         for mixer in mixers:
             module = model.get_submodule(mixer.path)
-            enter = module.register_forward_pre_hook(lambda *_, mixer=mixer: running.append(mixer))
-            leave = module.register_forward_hook(lambda *_: running.clear())
-            stack.callback(enter.remove)
-            stack.callback(leave.remove)
+            stack.enter_context(module.register_forward_pre_hook(lambda *_, mixer=mixer: running.append(mixer)))
+            stack.enter_context(module.register_forward_hook(lambda *_: running.clear()))
         for hook in {mixer.hook for mixer in mixers}:
             owner = importlib.import_module(hook.module)
             for name, wrapper in wrappers(hook).items():

@@ -174,11 +174,8 @@ class OneLayerModel:
         def leave(*_: object) -> None:
             raise _EndOfRun(None)
 
-        hook = self.model.get_submodule(mixer).register_forward_hook(leave)
-        try:
+        with self.model.get_submodule(mixer).register_forward_hook(leave):
             self.forward(layer, states, embedded)
-        finally:
-            hook.remove()
 
     def forward(self, layer: int, states: Tensor | None, embedded: Tensor) -> Tensor:
         """Return the output of a layer for the hidden states that enter it."""

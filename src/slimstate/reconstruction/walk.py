@@ -200,11 +200,8 @@ class Walk:
         def observe(_: nn.Module, __: object, output: Any) -> None:
             outputs.append((output[0] if isinstance(output, tuple) else output).detach())
 
-        hook = self.uncut_model.model.get_submodule(mixer.path).register_forward_hook(observe)
-        try:
+        with self.uncut_model.model.get_submodule(mixer.path).register_forward_hook(observe):
             self._run_refit_windows(self.uncut_model, mixer)
-        finally:
-            hook.remove()
         return outputs
 
     def _run_refit_windows(self, model: OneLayerModel, mixer: Mixer) -> None:
@@ -219,11 +216,8 @@ class Walk:
         assert mixer.value_axis is not None
         name, inputs = mixer.running_name_of(mixer.value_axis.output), list[Tensor]()
         module = self.cut_model.model.get_submodule(name.removesuffix(".weight"))
-        hook = module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
-        try:
+        with module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach())):
             self._run_refit_windows(self.cut_model, mixer)
-        finally:
-            hook.remove()
         cut, before = task.copy(), task.measure(task.held_out)
         fitted = refit(cut[name], zip(inputs, targets, strict=True))
         task.load({**cut, name: fitted.to(task.dtypes[name]).float()})
@@ -269,7 +263,7 @@ class Walk:
                 def observe(_: nn.Module, args: Any, options: Any, output: Any, place: str = place) -> None:
                     calls[place] = args[0] if args else options.get("hidden_states"), output
 
-                stack.callback(module.register_forward_hook(observe, with_kwargs=True).remove)
+                stack.enter_context(module.register_forward_hook(observe, with_kwargs=True))
             self.uncut_stream.forward(number, self.here[:1])
         kinds = {place: type(siblings[place]).__name__ for place in calls}
         norms = [place for place, kind in kinds.items() if NORM.search(kind)]
