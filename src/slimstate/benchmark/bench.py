@@ -129,9 +129,8 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     def compile_case(case: tuple[str, int | str]) -> subprocess.CompletedProcess[str]:
         config = replace(options, models=(case[0],), key_dims=(case[1],), rounds=1, jobs=0)
         words = shlex.split(command_line(run_config(f"bench {bench.name}", {}, config.to_values())))
-        return subprocess.run(
-            [sys.executable, "-m", *words], env=environment, capture_output=True, text=True, check=False
-        )  # fmt: skip
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     cases = list(cases)
     bench.reporter.say(f"compiling {plural(len(cases), 'width')} in {options.jobs} processes")

@@ -2,23 +2,15 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from slimstate.benchmark import random_models as models
 from slimstate.benchmark.bench import COMPILE_BATCH, Bench, compile_ahead, with_ratios
 from slimstate.benchmark.options import MixerBenchConfig, ModelBenchConfig
-from slimstate.benchmark.random_models import (
-    config_of,
-    dims_in,
-    mixer_config,
-    mixer_of,
-    model_for,
-    models_at_dims,
-    row_fields,
-    width_of,
-)
 from slimstate.benchmark.timing import Work
 from slimstate.families.contract import Config
 from slimstate.pruning.calibration import next_token_loss
@@ -27,13 +19,12 @@ from slimstate.records.benchmark import MixerRecord, MixerRow, ModelRecord, Mode
 
 def time_mixers(options: MixerBenchConfig, bench: Bench) -> MixerRecord:
     """Time the mixers of model types at several key dims."""
-    configs = {
-        (model, dims): mixer_config(model, dims, options) for model in options.models for dims in options.key_dims
-    }
+    cases = product(options.models, options.key_dims)
+    configs = {(model, dims): models.mixer_config(model, dims, options) for model, dims in cases}
     compile_ahead(bench, replace(options, batch=min(options.batch, COMPILE_BATCH)), configs)
     measure = partial(_measure_mixer, bench, options)
     rows = [
-        bench.attempt(MixerRow(model=model, **dims_in(config), mode=mode), partial(measure, config))
+        bench.attempt(MixerRow(model=model, **models.dims_in(config), mode=mode), partial(measure, config))
         for mode in options.modes  # outermost, so that all rows of a mode find the same memory in use
         for (model, _), config in configs.items()
     ]
@@ -41,7 +32,7 @@ def time_mixers(options: MixerBenchConfig, bench: Bench) -> MixerRecord:
 
 
 def _measure_mixer(bench: Bench, options: MixerBenchConfig, config: Config, row: MixerRow) -> MixerRow:
-    mixer = mixer_of(config, bench.device, bench.dtype)
+    mixer = models.mixer_of(config, bench.device, bench.dtype)
     sizes = options.batch, options.length, options.hidden
     hidden = torch.randn(*sizes, device=bench.device, dtype=bench.dtype)
     if row.mode == "train":
@@ -67,11 +58,11 @@ def _train_mixer(mixer: nn.Module, hidden: Tensor) -> Work:
 
 def time_models(options: ModelBenchConfig, bench: Bench) -> ModelRecord:
     """Time models, named by folder, config file or shipped config, at several key dims."""
-    cases = models_at_dims(options)
+    cases = models.models_at_dims(options)
     compile_ahead(bench, replace(options, batch=min(options.batch, COMPILE_BATCH)), cases)
     rows = [
         bench.attempt(
-            ModelRow(**row_fields(model, dims), width=width_of(config_of(model)), mode=mode),
+            ModelRow(**models.row_fields(model, dims), width=models.width_of(models.config_of(model)), mode=mode),
             partial(_measure_model, bench, options, dims),
         )
         for mode in options.modes  # outermost, so that all rows of a mode find the same memory in use
@@ -82,7 +73,7 @@ def time_models(options: ModelBenchConfig, bench: Bench) -> ModelRecord:
 
 def _measure_model(bench: Bench, options: ModelBenchConfig, dims: int | str, row: ModelRow) -> ModelRow:
     """Time a prefill (states, and logits of the last token), a forward pass (all logits), or a training step."""
-    model = model_for(row.model, dims, bench.device, bench.dtype)
+    model = models.model_for(row.model, dims, bench.device, bench.dtype)
     ids = torch.randint(model.config.get_text_config().vocab_size, (options.batch, options.length), device=bench.device)
     if row.mode == "train":
         row = bench.time(row, _train_model(model, ids))

@@ -1,7 +1,7 @@
 """Time a piece of work repeatedly: with CUDA events on a GPU, with the clock on a CPU."""
 
 import platform
-import time
+import timeit
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ def time_rounds(work: Work, device: torch.device, *, rounds: int, warm_up: int =
     for _ in range(warm_up):
         work()
     if device.type != "cuda":
-        return [_clock(work) for _ in range(rounds)], None
+        return timeit.repeat(work, repeat=rounds, number=1), None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
@@ -43,12 +43,6 @@ def capture(work: Work, say: Callable[[str], None]) -> torch.cuda.CUDAGraph | No
         say(f"no CUDA graph, timing launch by launch: {str(error).splitlines()[0]}")
         return None
     return graph
-
-
-def _clock(work: Work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def copy_bandwidth(device: torch.device) -> float:

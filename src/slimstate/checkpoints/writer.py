@@ -111,9 +111,7 @@ class CheckpointWriter:
 
 
 @contextmanager
-def new_checkpoint(
-    checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False
-) -> Iterator[CheckpointWriter]:
+def new_checkpoint(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool) -> Iterator[CheckpointWriter]:
     """Yield a writer for `out`; `outline` has the shapes of the change. Nothing remains unless it is finished."""
     check_output(checkpoint, out, force)
     with atomic.staging_folder(out) as folder:

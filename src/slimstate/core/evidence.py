@@ -22,6 +22,7 @@ from slimstate.system.value import Value
 
 # what a method may need; weights are read, everything else is collected
 Need = Literal["weight", "gram", "moments", "input", "gradient", "weighted", "output", "output gradient"]
+Needs = frozenset[Need]
 NEEDS: tuple[str, ...] = get_args(Need)
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
@@ -92,7 +93,7 @@ class EvidenceFile(Value):
     calibration: Mapping[str, Any]
     evidence: Mapping[int, Evidence]
 
-    def missing(self, needs: frozenset[Need]) -> frozenset[Need]:
+    def missing(self, needs: Needs) -> Needs:
         """Return those of `needs` that were not collected."""
         collected = {name for entry in self.evidence.values() for name, _ in entry.tensors()}
         return frozenset(need for need in needs if need in FIELDS and not set(FIELDS[need]) <= collected)

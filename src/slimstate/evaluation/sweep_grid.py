@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from slimstate.core.evidence import Need
+from slimstate.core.evidence import Needs
 from slimstate.core.state_dtype import TYPES, check_state_dtypes
 from slimstate.evaluation.options import GridOptions
 from slimstate.pruning.sizes import resolve_key_dim
@@ -92,7 +92,7 @@ class Grid(Value):
                         value_dim=value_dim,
                     )  # fmt: skip
 
-    def needs(self, has_text: bool, cuts_values: bool) -> frozenset[Need]:
+    def needs(self, has_text: bool, cuts_values: bool) -> Needs:
         """Return what one calibration must collect for all methods; nothing without a text.
 
         Where keys are cut, Gram matrices are among it, for the condition numbers of the keys.

@@ -6,13 +6,14 @@ sums are added.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.core.evidence import BACKWARD, Evidence, Need
+from slimstate.core.evidence import BACKWARD, Evidence, Needs
 from slimstate.core.layout import Axis, Mixer, Slot
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.kernels.fla_calls import unit
@@ -27,7 +28,7 @@ from slimstate.system.progress import SILENT, Reporter
 class Sums:
     """Running sums of one mixer, on the model's device."""
 
-    def __init__(self, mixer: Mixer, device: torch.device, needs: frozenset[Need]) -> None:
+    def __init__(self, mixer: Mixer, device: torch.device, needs: Needs) -> None:
         heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
         self.tokens, self.device = 0, device
         self.row_mask: dict[str, Tensor] | None = None  # [B, T], 1 for the rows of the batch that Gram matrices sum
@@ -76,7 +77,7 @@ def calibrate(
     runtime: Runtime,
     mixers: Sequence[Mixer],
     tokens: Tensor,
-    needs: frozenset[Need],
+    needs: Needs,
     reporter: Reporter = SILENT,
     row_mask: Tensor | None = None,
 ) -> dict[int, Evidence]:
@@ -131,7 +132,7 @@ def sum_evidence(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Ev
 
 
 @contextmanager
-def collecting(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
+def collecting(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: Needs) -> Iterator[None]:
     """Add what flows through the mixers to their sums, for as long as the context is open."""
 
     def observe(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
@@ -142,6 +143,9 @@ def collecting(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs
                 x.register_hook(lambda gradient: sums[mixer.layer].add_weighted(role, values, gradient))
         return x
 
+    def observe_input(entry: Sums, name: str, _: object, args: Any, kwargs: Any) -> None:
+        entry.add_squares(name, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+
     with ExitStack() as stack:
         if {"gram", "moments", "weighted"} & needs:
             stack.enter_context(hooked(model, mixers, observe))
@@ -151,14 +155,8 @@ def collecting(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs
                 path = mixer.running_name_of(mixer.value_axis.output).removesuffix(".weight")
                 places.append(("output_square", path))
             for name, path in places:
-
-                def observe_input(
-                    _: object, args: Any, kwargs: Any, name: str = name, entry: Sums = sums[mixer.layer]
-                ) -> None:
-                    entry.add_squares(name, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
-
-                module = model.get_submodule(path)
-                stack.callback(module.register_forward_pre_hook(observe_input, with_kwargs=True).remove)
+                module, hook = model.get_submodule(path), partial(observe_input, sums[mixer.layer], name)
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
 
@@ -168,7 +166,7 @@ def next_token_loss(model: Any, ids: Tensor) -> Tensor:
     return distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0]
 
 
-def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor, needs: frozenset[Need]) -> None:
+def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor, needs: Needs) -> None:
     """Add the gradients of the summed next-token loss with respect to the projections that methods need."""
     places = [(mixer, role, slot) for mixer in mixers for role, _, slot in _differentiated(mixer, needs)]
     slots = [(mixer, slot) for mixer, _, slot in places]
@@ -185,7 +183,7 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
         total += mixer.by_channel(slot, gradients[mixer.running_name_of(slot)]).to(total)
 
 
-def _differentiated(mixer: Mixer, needs: frozenset[Need]) -> Iterator[tuple[str, Axis, Slot]]:
+def _differentiated(mixer: Mixer, needs: Needs) -> Iterator[tuple[str, Axis, Slot]]:
     """Yield the projections of a mixer whose gradients are summed, with their channels."""
     if "gradient" in needs:
         yield from (("query", mixer.axis, mixer.query), ("key", mixer.axis, mixer.key))

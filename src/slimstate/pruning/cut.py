@@ -39,12 +39,10 @@ from slimstate.records.training import ReconstructionRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, quoted
 from slimstate.system.json_files import JsonObject, read_json, write_json
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.progress import Reporter
 
 
-def check_stock_shapes(
-    checkpoint: Checkpoint, key_dim: int, value_dim: int | None = None, reporter: Reporter = SILENT
-) -> None:
+def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, value_dim: int | None, reporter: Reporter) -> None:
     """Check that every tensor has the shape that the stock class expects, before the cut and after it."""
     TensorCut(checkpoint, outline(checkpoint.mixers, key_dim, value_dim))  # refuses what quantised weights do not allow
     if not has_library(checkpoint.family.library):
@@ -91,9 +89,8 @@ def dequantised_line(checkpoint: Checkpoint, key_dim: int, value_dim: int | None
     more = sum(math.prod(cut.shape(weight.name, weight.shape)) for weight in weights)
     modules = ", ".join(sorted({weight.module.rpartition(".")[2] for weight in weights}))
     size = " x ".join(map(str, weights[0].block))
-    return (
-        f"{modules}: scales of {size} blocks cannot be cut, so the weights become bfloat16: {more / MIB:,.1f} MiB more"
-    )
+    price = f"the weights become bfloat16: {more / MIB:,.1f} MiB more"
+    return f"{modules}: scales of {size} blocks cannot be cut, so {price}"
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
@@ -125,21 +122,15 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
 
 def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed: LayerSpeed | None) -> CutRecord:
     """Return the record of a cut that is not written yet."""
-    mixers = checkpoint.mixers
+    mixers, dims = checkpoint.mixers, (plan.key_dim, plan.value_dim)
     return CutRecord(
         model=checkpoint.source,
         **{item.name: getattr(plan, item.name) for item in fields(CutFacts)},
         compression=plan.compression,
         noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
-        state_bytes={
-            "before": state_bytes(mixers, plan.width),
-            "after": state_bytes(mixers, plan.key_dim, plan.value_dim),
-        },
-        parameters={
-            "before": checkpoint.parameters,
-            "after": parameters_after(checkpoint, plan.key_dim, plan.value_dim),
-        },
-        dequantised=dequantised_line(checkpoint, plan.key_dim, plan.value_dim),
+        state_bytes={"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, *dims)},
+        parameters={"before": checkpoint.parameters, "after": parameters_after(checkpoint, *dims)},
+        dequantised=dequantised_line(checkpoint, *dims),
         speed=speed,
         certificate=plan.summary(),
         kernels=kernels,
@@ -231,9 +222,8 @@ class LayerwiseCut(StoredCut):
             return {}
         if number not in self.choices:
             self.choices[number] = self._choose(mixer, run_mixer)
-        cutter = Cutter(
-            [mixer], {number: self.choices[number]}, corrected=self.job.corrected, read=lambda name: uncut[name][...]
-        )
+        choices = {number: self.choices[number]}
+        cutter = Cutter([mixer], choices, corrected=self.job.corrected, read=lambda name: uncut[name][...])
         return {name: cutter.apply(name, stored[...]) for name, stored in uncut.items() if cutter.touches(name)}
 
     def _choose(self, mixer: Mixer, run_mixer: RunMixer) -> Choice:

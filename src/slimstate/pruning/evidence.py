@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.evidence import EvidenceFile, Need
+from slimstate.core.evidence import EvidenceFile, Needs
 from slimstate.core.layout import Axis
 from slimstate.data.text import Windows, sample_windows, windows
 from slimstate.models.load import Runtime, load_tokenizer, load_with
@@ -60,13 +60,11 @@ def calibration_windows(calibration: Calibration, tokenizer: Any, min_tokens: in
         tokens = 0 if first is None else len(first)
         length = LENGTH if tokens == LENGTH else max(2, tokens // SHORT_TEXT_WINDOWS)
     fewest = 1 if calibration.samples is None else None
-    result = sample_windows(
-        tokenizer, reading, samples=samples, length=length, seed=calibration.seed, min_samples=fewest
-    )
-    if (count := result.tokens.numel()) < min_tokens:
-        problem = f"{result.source} gives {count} tokens to calibrate on; at least {min_tokens} are needed"
+    text = sample_windows(tokenizer, reading, samples=samples, length=length, seed=calibration.seed, min_samples=fewest)
+    if (count := text.tokens.numel()) < min_tokens:
+        problem = f"{text.source} gives {count} tokens to calibrate on; at least {min_tokens} are needed"
         raise DataError(f"{problem}, one for each channel of a head: use more text, `samples` or `length`")
-    return result
+    return text
 
 
 class EvidenceCollector(Value):
@@ -79,7 +77,7 @@ class EvidenceCollector(Value):
     on_idle: Callable[[], None] = lambda: None  # starts work that can be done while the model runs
 
     def collect(
-        self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter = SILENT
+        self, checkpoint: Checkpoint, needs: Needs, reporter: Reporter = SILENT
     ) -> tuple[EvidenceFile | None, str | None]:
         """Return the evidence that is needed, and the kernels that ran, if any; the main process saves the file."""
         needs, path = needs - {"weight"}, self.calibration.evidence
@@ -120,9 +118,7 @@ class EvidenceCollector(Value):
             raise DataError(f"{quoted(path)} sums {rows or 'all'} rows, not {expected or 'all'}: collect it again")
         return saved
 
-    def _run_model(
-        self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter
-    ) -> tuple[EvidenceFile, str]:
+    def _run_model(self, checkpoint: Checkpoint, needs: Needs, reporter: Reporter) -> tuple[EvidenceFile, str]:
         if self.windows is None:
             path, kinds = self.calibration.evidence, " and ".join(sorted(needs))
             raise DataError(f"{path} holds no {kinds} evidence, which this method needs: give text with `data`")
@@ -144,7 +140,7 @@ class EvidenceCollector(Value):
         return EvidenceFile(model=fingerprint, calibration=calibration, evidence=evidence), runtime.kernels
 
 
-def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Callable[[], object]:
+def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: Needs) -> Callable[[], object]:
     """Load a GPU's libraries in a thread, by a first factorisation; return a function that waits for it."""
     if device.type == "cpu" or "gram" not in needs:
         return lambda: None

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
-from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
+from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Needs
 from slimstate.core.layout import Mixer, Slot, ValueAxis
 from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import Cutter, check_choice, remaining_channels
@@ -45,7 +46,7 @@ class SelectionJob(Value):
     reporter: Reporter = SILENT
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> Needs:
         return self.selector.needs | (frozenset() if self.value_selector is None else self.value_selector.needs)
 
     @property
@@ -77,9 +78,8 @@ class SelectionJob(Value):
         if self.value_selector is not None and self.value_request is not None:
             each = cases(read_rows, mixers, self.value_selector.needs, evidence, of_values=True)
             values = choose(self.value_selector, each, self.value_request)
-            choices = [
-                replace(choice, values=remaining_channels(value)) for choice, value in zip(choices, values, strict=True)
-            ]
+            pairs = zip(choices, values, strict=True)
+            choices = [replace(choice, values=remaining_channels(value)) for choice, value in pairs]
         return dict(zip(layers, choices, strict=True))
 
 
@@ -111,9 +111,8 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
 
 
 def source_model(checkpoint: Checkpoint) -> SourceModel:
-    return SourceModel(
-        source=checkpoint.source, fingerprint=checkpoint.fingerprint, loader=loader_of(checkpoint.family.model_type)
-    )
+    loader = loader_of(checkpoint.family.model_type)
+    return SourceModel(source=checkpoint.source, fingerprint=checkpoint.fingerprint, loader=loader)
 
 
 def _corrections(job: SelectionJob, choices: Mapping[int, Choice], epsilon: float | None) -> Iterator[str]:
@@ -129,7 +128,7 @@ def _corrections(job: SelectionJob, choices: Mapping[int, Choice], epsilon: floa
             yield f"the bottlenecks of the gates lose {share}"
 
 
-def is_layerwise(needs: frozenset[Need], calibration: Calibration) -> bool:
+def is_layerwise(needs: Needs, calibration: Calibration) -> bool:
     """Return whether the channels of a layer can be chosen, by these needs, while a reconstruction is at that layer."""
     at_once = BACKWARD & needs or calibration.evidence is not None or calibration.rrqr_rows is not None
     return bool(needs - {"weight"}) and not at_once
@@ -165,7 +164,7 @@ def check_rotatable(checkpoint: Checkpoint, selector: Selector) -> None:
 
 
 def cases(
-    read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: frozenset[Need],
+    read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: Needs,
     evidence: Mapping[int, Evidence], *, of_values: bool = False,
 ) -> Iterator[Case]:  # fmt: skip
     """Yield the input of a selector of keys, or of values, for each mixer; `read_rows` returns weights by channel."""
@@ -195,9 +194,8 @@ def _gram_after(gram: Tensor, choice: Choice) -> Tensor:
     if isinstance(choice, Basis):
         rotation = choice.rows.to(gram)
         return rotation @ gram @ rotation.mT
-    keep = choice.keep
-    rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
-    return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
+    heads = torch.arange(len(gram))[:, None, None]
+    return gram[heads, choice.keep[:, :, None], choice.keep[:, None, :]]
 
 
 def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -> Plan:

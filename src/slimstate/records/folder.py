@@ -16,14 +16,7 @@ from slimstate.records.evaluation import EvaluationRecord, SweepRecord
 from slimstate.records.schema import ValidationError, Value
 from slimstate.records.serving import VerificationRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.training import (
-    RECONSTRUCTION,
-    RECOVERY,
-    TRAINING,
-    ReconstructionRecord,
-    RecoveryRecord,
-    TrainingRecord,
-)
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, quoted
 from slimstate.system.input_files import read_bytes
@@ -33,6 +26,7 @@ if TYPE_CHECKING:
     from slimstate.records.plan import Plan
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
+RECORD_FILES = (PLAN, ReconstructionRecord.FILE, RecoveryRecord.FILE, TrainingRecord.FILE)  # beside weights
 MAX_RECORD_BYTES = 2**30  # plans of directions are large
 TYPES: dict[str, type[Record]] = {
     kind.KIND: kind
@@ -81,7 +75,7 @@ def read_records(folder: Path) -> Records:
     skipped = []
     for path in sorted(folder.rglob("*.json")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        is_ours = path.name in (PLAN, RECOVERY, RECONSTRUCTION, TRAINING) or not (path.parent / "config.json").exists()
+        is_ours = path.name in RECORD_FILES or not (path.parent / "config.json").exists()
         if is_hidden or not is_ours:
             continue
         try:
@@ -123,7 +117,7 @@ def check_model_folder(out: Path, force: bool) -> None:
         return
     if not force:
         raise OutputError(f"{out} exists already; choose another folder or use `force`")
-    has_record = any((out / name).is_file() for name in (PLAN, RECOVERY, TRAINING))
+    has_record = any((out / name).is_file() for name in (PLAN, RecoveryRecord.FILE, TrainingRecord.FILE))
     if any(out.iterdir()) and not (has_record and _has_entry(out / "config.json", "slimstate", dict)):
         raise OutputError(f"{out} was not written by slimstate and is not replaced: choose another folder or remove it")
 

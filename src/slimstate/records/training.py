@@ -159,11 +159,8 @@ class TrainingRunRecord(ModelFolderRecord):
     log: tuple[LogEntry, ...] = ()
 
     def headline(self) -> str:
-        closed = "".join(
-            f"; {share:.0%} of the gap to {name} closed"
-            for name, share in self.measured.closed.items()
-            if share is not None
-        )
+        shares = self.measured.closed.items()
+        closed = "".join(f"; {share:.0%} of the gap to {name} closed" for name, share in shares if share is not None)
         return f"{self.name}: {self.tokens:,} tokens, {self.measured.gain}{closed}"
 
     def table(self) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from slimstate.core.evidence import NEEDS, Evidence, Need
+from slimstate.core.evidence import NEEDS, Evidence, Needs
 from slimstate.core.selection import Choice
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.value import Value
@@ -69,7 +69,7 @@ class Selector(Value):
 
     name: str
     summary: str = ""
-    needs: frozenset[Need]
+    needs: Needs
     choose: Callable[[Iterable[Case], Request], Sequence[Choice]]
     options: tuple[str, ...] = ()
     rotates: bool = False

@@ -50,11 +50,9 @@ def push(folder: Path, name: str) -> str:
 
     api = HfApi()
     try:
-        repository = api.create_repo(name, private=True, exist_ok=True)
+        repo = api.create_repo(name, private=True, exist_ok=True)
         message = "A model cut by slimstate"
-        api.upload_folder(
-            repo_id=repository.repo_id, folder_path=folder, commit_message=message, ignore_patterns=["runs/*"]
-        )
+        api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, ignore_patterns=["runs/*"])
     except Exception as error:  # of many kinds; the folder itself is complete
         raise OutputError(f"{folder} is written, but could not be pushed to {name}: {reason_of(error)}") from error
-    return str(repository)
+    return str(repo)

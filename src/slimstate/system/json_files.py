@@ -53,13 +53,12 @@ def _problem(tree: Any) -> str | None:
     """Return what parsed JSON has that no file of a model or of slimstate has, or None."""
     level: list[Any] = [tree]
     for _ in range(MAX_DEPTH):
-        names = [name for value in level if isinstance(value, dict) for name in value]
+        objects = [value for value in level if isinstance(value, dict)]
+        names = [name for value in objects for name in value]
         if not all(is_unicode(text) for text in (*names, *level) if isinstance(text, str)):
             return "holds text that is not Unicode (half of a surrogate pair)"
-        objects = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
-        ]
-        level = [item for items in objects for item in items]
+        lists = [value for value in level if isinstance(value, list)]
+        level = [item for items in (*lists, *(value.values() for value in objects)) for item in items]
         if not level:
             return None
     return f"is nested more than {MAX_DEPTH} deep"

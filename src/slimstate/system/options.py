@@ -84,9 +84,7 @@ class Options(Value):
     def to_values(self) -> dict[str, object]:
         """Return the options that differ from their defaults as plain data by flat name, without those of one run."""
         values = ((option, option.value_in(self)) for option in options_of(type(self)))
-        return {
-            option.name: plain_value(value) for option, value in values if not option.once and value != option.default
-        }
+        return {each.name: plain_value(value) for each, value in values if not each.once and value != each.default}
 
     def refuse(self, names: Iterable[str], reason: str, *, unless: bool = False) -> None:
         """Raise a `PlanError` if one of these options differs from its default, unless it has an effect."""

@@ -71,7 +71,7 @@ class RunFolder:
             def start() -> T:
                 stack.enter_context(locked_folder(self.path))
                 stack.callback(remove_if_empty, self.path)
-                if self._continues(settings, reporter, force=force, resume=resume):
+                if self._continues(settings, reporter, force, resume):
                     return prepare()
                 self.empty()
                 with self._emptied_on_error(unless=lambda: False):
@@ -96,9 +96,7 @@ class RunFolder:
         for path in sorted(self.path.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
             atomic.remove(path)
 
-    def _continues(
-        self, settings: Mapping[str, object], reporter: Reporter, *, force: bool, resume: bool | None
-    ) -> bool:
+    def _continues(self, settings: Mapping[str, object], reporter: Reporter, force: bool, resume: bool | None) -> bool:
         """Return whether to continue an earlier run; raise where the folder may not be used."""
         earlier = self._earlier_settings()
         if earlier is None or (force and resume is False):

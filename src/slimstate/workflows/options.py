@@ -90,9 +90,7 @@ class PruneConfig(EngineChoice):
         has_size = any(size is not None for size in sizes)
         if self.state_dim is not None and any(size is not None for size in sizes[:3]):
             raise PlanError("`state_dim` is both dims: leave out `key_dim`, `value_dim` and `compression`")
-        cuts_values = any(
-            option is not None for option in (self.value_dim, self.state_dim, self.engine, self.budget.axes)
-        )
+        cuts_values = any(option is not None for option in (*sizes[2:], self.engine, self.budget.axes))
         if self.value_method is not None and not cuts_values:
             raise PlanError("`value_method` needs `value_dim`, `state_dim` or `axes`")
         groups = (option.name for group in (Calibration, CutOptions) for option in options_of(group))

@@ -38,8 +38,7 @@ def verify(
     config = VerifyConfig.merge(config, options)
     checkpoint = Checkpoint.open(model)
     uncut = None if config.against is None else Checkpoint.open(config.against)
-    if config.masked:
-        assert uncut is not None
+    if config.masked and uncut is not None:
         plan = masking_plan(checkpoint, uncut, config.plan)
     elif checkpoint.quantisation is not None:
         check_runnable(checkpoint, "compare it in its engine with `masked`")
@@ -48,8 +47,7 @@ def verify(
         engine=config, tokens=text.tokens, options=config.comparison, run=config.run, masked=config.masked,
         reporter=reporter_for(progress),
     )  # fmt: skip
-    if config.masked:
-        assert uncut is not None
+    if config.masked and uncut is not None:
         version, outcome = comparison.compare_masked(checkpoint, uncut, plan)
     else:
         version, outcome = comparison.compare(checkpoint)

@@ -111,17 +111,14 @@ class ProcessResult(Value):
         lines = self.log.splitlines()
         cause = next((match[0] for match in map(ERROR_LINE.search, lines) if match), None)
         last = next((line for line in reversed(lines) if line.strip()), None)
-        return quoted(
-            cause or self.answer.get("error") or last or f"it ended with status {self.status}", MAX_ERROR_LENGTH
-        )
+        reason = cause or self.answer.get("error") or last or f"it ended with status {self.status}"
+        return quoted(reason, MAX_ERROR_LENGTH)
 
 
 def run_program(interpreter: str, request: JsonObject) -> ProcessResult:
     """Run the program beside this file, which reads a request and writes an answer."""
     with tempfile.TemporaryDirectory(prefix="slimstate-") as folder:
-        request_path, answer_path, log_path = (
-            Path(folder) / name for name in ("request.json", "answer.json", "log.txt")
-        )
+        request_path, answer_path, log_path = (Path(folder) / name for name in ("request.json", "answer.json", "log"))
         request_path.write_text(json.dumps(request), encoding="utf-8")
         with log_path.open("wb") as log:
             try:

@@ -40,6 +40,7 @@ MASKED_TOLERANCE = 0.05
 FLA_ON_CPU = (
     "flash-linear-attention's kernels run only on a GPU; on a CPU call slimstate.prepare_fla() in your own program"
 )
+Rows = Sequence[Sequence[float]]
 NOT_FINITE = 1e8  # a difference this large comes from a score that is not a number
 
 
@@ -77,14 +78,13 @@ class Comparison(Value):
 
     def compare(self, checkpoint: Checkpoint) -> tuple[str | None, Outcome]:
         """Return the engine's version and the verdict; transformers runs only after the engine has ended."""
-        with self.reporter.waiting(f"{self.engine.engine} runs {checkpoint.source}"):
+        source = checkpoint.source
+        with self.reporter.waiting(f"{self.engine.engine} runs {source}"):
             answer = self.run_engine(checkpoint)
         if isinstance(answer, Refusal):
             reason = self._known_reason(checkpoint)
-            return answer.version, Outcome(
-                model=checkpoint.source, verdict="refuses", words=answer.message, reason=reason
-            )
-        with self.reporter.waiting(f"transformers runs {checkpoint.source}"):
+            return answer.version, Outcome(model=source, verdict="refuses", words=answer.message, reason=reason)
+        with self.reporter.waiting(f"transformers runs {source}"):
             differences = self.differences(checkpoint, answer)
         return answer.version, self._outcome(checkpoint, differences)
 
@@ -175,15 +175,13 @@ def logits_of(runtime: Any, ids: Tensor) -> Tensor:
     return logits[:, :-1].double().cpu()
 
 
-def _largest(logits: Tensor, tokens: Tensor, scores: Sequence[Sequence[float]], deviation: float) -> float | None:
+def _largest(logits: Tensor, tokens: Tensor, scores: Rows, deviation: float) -> float | None:
     """Return the largest difference from the log-probabilities of the tokens, in deviations; None if not finite."""
     expected = logits.log_softmax(-1).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
     return _largest_difference(expected.tolist(), scores, deviation)
 
 
-def _largest_difference(
-    expected: Sequence[Sequence[float]], scores: Sequence[Sequence[float]], deviation: float
-) -> float | None:
+def _largest_difference(expected: Rows, scores: Rows, deviation: float) -> float | None:
     pairs = (torch.tensor(rows, dtype=torch.float64) for rows in (scores, expected))
     largest = float(next(pairs).sub(next(pairs)).abs().max())
     return largest / deviation if largest < NOT_FINITE else None  # false for NaN too
