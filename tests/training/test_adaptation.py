@@ -11,7 +11,7 @@ import tiny
 from recoveries import PAPER, Listener, cut, gradients, logits, perturb
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import Replacement
-from slimstate.checkpoints.writer import write_checkpoint
+from slimstate.checkpoints.writer import new_checkpoint
 from slimstate.models.load import load
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
@@ -122,7 +122,9 @@ def test_the_written_weights_and_the_stored_adapter_are_the_trained_model(name, 
     weights = checkpoint.in_files(selected.merge(deepcopy(model), parameters, tmp_path / "adapter"))
     for part, tensor in weights.items():
         assert list(tensor.shape) == list(checkpoint.tensors[part].shape)
-    write_checkpoint(checkpoint, Replacement(weights), checkpoint.config, {}, tmp_path / "out")
+    change = Replacement(weights)
+    with new_checkpoint(checkpoint, change, tmp_path / "out", force=False) as writer:
+        writer.finish(change, checkpoint.config, {})
     written, original = load(tmp_path / "out", device="cpu").model, dict(model.named_parameters())
     torch.testing.assert_close(logits(written), expected, rtol=1e-3, atol=0 if selected.full else 1e-3)
     changed = {part for part, parameter in written.named_parameters() if not torch.equal(parameter, original[part])}

@@ -116,7 +116,6 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
 
     Triton caches compiled kernels on disk. Tuning is left to the process that times: it runs every variant with the GPU
     to itself, and finds the variants compiled, except those of norms that depend on the number of rows.
-    Does nothing on a CPU or without jobs.
     """
     if options.jobs and bench.device.type != "cuda":
         bench.reporter.say("no effect on a CPU: `jobs`")

@@ -52,16 +52,6 @@ class TensorInfo(Value):
     def elements(self) -> int:
         return math.prod(self.shape)
 
-    def after(self, name: str, change: "Change") -> tuple[str, list[int], int] | None:
-        """Return the dtype, shape and bytes of this tensor after a change, or None if it is removed."""
-        dtype = change.dtype(name, self.dtype)
-        if dtype is None:
-            return None
-        shape = change.shape(name, self.shape)
-        if dtype != self.dtype:
-            return dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize
-        return dtype, shape, self.size * math.prod(shape) // self.elements if self.elements else 0
-
 
 class TensorFile(Value):
     """The header of a safetensors file: its tensors in the order of their data, and its metadata."""
@@ -239,6 +229,18 @@ class Replacement(SameShapes):
         return self.tensors[name].to(tensor.dtype).view(tensor.shape)
 
 
+def headers_after(tensors: Mapping[str, TensorInfo], change: Change) -> dict[str, tuple[str, list[int], int]]:
+    """Return the dtype, shape and bytes of each tensor that remains after a change."""
+    headers = {}
+    for name, info in tensors.items():
+        if (dtype := change.dtype(name, info.dtype)) is not None:
+            shape = change.shape(name, info.shape)
+            count, same = math.prod(shape), dtype == info.dtype
+            size = info.size * count // max(1, info.elements) if same else count * DTYPES[dtype].itemsize
+            headers[name] = dtype, shape, size
+    return headers
+
+
 class TensorFileWriter(Value):
     """Write a changed copy of a file, tensor by tensor in any order and from any thread."""
 
@@ -250,8 +252,7 @@ class TensorFileWriter(Value):
     @classmethod
     def create(cls, source: TensorFile, target: Path, change: Change) -> "TensorFileWriter":
         """Create the file with its header and room for the tensors."""
-        entries = {name: info.after(name, change) for name, info in source.tensors.items()}
-        remaining = {name: entry for name, entry in entries.items() if entry is not None}
+        remaining = headers_after(source.tensors, change)
         header: JsonObject = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
         ends = [0]
         for name, (dtype, shape, size) in remaining.items():

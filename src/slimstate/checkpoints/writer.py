@@ -16,7 +16,7 @@ from typing import Any
 
 from slimstate.checkpoints.card_header import with_original
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
-from slimstate.checkpoints.safetensors_io import Change, TensorFileWriter
+from slimstate.checkpoints.safetensors_io import Change, TensorFileWriter, headers_after
 from slimstate.core.file_names import CONFIG
 from slimstate.records.folder import check_model_folder
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING
@@ -128,22 +128,6 @@ def new_checkpoint(checkpoint: Checkpoint, outline: Change, out: Path, *, force:
             writer.stop()
 
 
-def write_checkpoint(
-    checkpoint: Checkpoint,
-    change: Change,
-    config: Mapping[str, Any],
-    documents: Mapping[str, str],
-    out: Path,
-    *,
-    folders: Mapping[str, Path] | None = None,
-    force: bool = False,
-    reporter: Reporter = SILENT,
-) -> list[str]:
-    """Write the changed model as a new folder, complete or not at all; return the files that were left out."""
-    with new_checkpoint(checkpoint, change, out, force=force) as writer:
-        return writer.finish(change, config, documents, folders=folders, reporter=reporter)
-
-
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
     """Refuse an output folder that exists or overlaps the model folder."""
     check_apart(checkpoint, out)
@@ -157,13 +141,7 @@ def check_apart(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
-    return sum(size for _, _, size in _headers_after(checkpoint, change).values())
-
-
-def _headers_after(checkpoint: Checkpoint, change: Change) -> dict[str, tuple[str, list[int], int]]:
-    """Return dtype, shape and bytes of the tensors that remain after a change."""
-    entries = {name: info.after(name, change) for name, info in checkpoint.tensors.items()}
-    return {name: entry for name, entry in entries.items() if entry is not None}
+    return sum(size for _, _, size in headers_after(checkpoint.tensors, change).values())
 
 
 def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
@@ -189,7 +167,7 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
 
 def _resized_index(checkpoint: Checkpoint, change: Change) -> JsonObject:
     assert checkpoint.index is not None
-    headers = _headers_after(checkpoint, change)
+    headers = headers_after(checkpoint.tensors, change)
     metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
     if "total_parameters" in metadata:
         before = sum(info.elements for info in checkpoint.tensors.values())

@@ -50,10 +50,7 @@ def read_windows(
 
 
 def calibration_windows(calibration: Calibration, tokenizer: Any, min_tokens: int = 2) -> Windows:
-    """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones.
-
-    `min_tokens` is the width of a head: fewer keys span fewer directions than it has channels.
-    """
+    """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones."""
     reading, (samples, length) = calibration.reading(calibration.data), calibration.size
     if calibration.length is None:
         first = next(windows(tokenizer, reading, LENGTH, max_windows=1), None)

@@ -66,10 +66,7 @@ def value_dims_worth_choosing(family: Family, config: Config) -> list[int]:
 
 
 def dims_worth_choosing(config: Config, axes: str | None = None, *, equal: bool = False) -> list[Dims]:
-    """Return the dims of cuts along these axes, by default keys, or values if keys cannot be cut; `equal`: only equal.
-
-    A value dim of None leaves the values alone, unless the config has one width for both.
-    """
+    """Return the dims of cuts along these axes, by default keys, or values if keys cannot be cut; or `equal` ones."""
     family = family_of(config)
     sizes = family.sizes(config)
     keys = [] if family.key_refusal(config) is not None else key_dims_worth_choosing(sizes.width)

@@ -1,8 +1,4 @@
-"""The records in a folder by kind, and which files slimstate has written and may therefore replace.
-
-A record has a kind; what is drawn from records is ours where one of them is beside it; a model folder of ours has a
-`slimstate` entry in its config and a record beside it.
-"""
+"""The records in a folder by kind, and which files slimstate has written and may therefore replace."""
 
 from collections.abc import Iterable
 from dataclasses import fields

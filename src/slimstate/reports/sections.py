@@ -121,10 +121,7 @@ def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord
 
 
 def utilisation_differences(sweeps: Sequence[RecordFile[SweepRecord]], traces: Traces) -> Iterator[str]:
-    """Yield both utilisations of each model for which a sweep has another one than its trace.
-
-    `analyze` measures all states after the first tokens, a sweep those at the end of its windows.
-    """
+    """Yield both utilisations of each model, at the ends of windows in a sweep and in its trace, where they differ."""
     for sweep in (file.record for file in sweeps):
         for row in (None, *sweep.rows):
             trace, swept = trace_of(sweep, row, traces), (row or sweep.uncut).rank_utilisation

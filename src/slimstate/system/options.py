@@ -283,9 +283,8 @@ def _field_docs(cls: type) -> dict[str, str]:
         if not issubclass(base, Options) or base is Options:
             continue
         body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
-        for statement, after in pairwise(body):
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-                continue
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                docs[statement.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")
+        for pair in pairwise(body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(text)):
+                    docs[name] = inspect.cleandoc(str(text)).replace("\n", " ")
     return docs

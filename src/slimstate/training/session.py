@@ -17,7 +17,7 @@ from torch import Tensor
 from slimstate.checkpoints.model_card import recovery_card, training_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
-from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
+from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, new_checkpoint
 from slimstate.data.corpus import Schedule
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
@@ -219,7 +219,6 @@ class Session(Value, Generic[R]):
         documents = {**record.files(), CARD: self.kind.card(record, config, job.out.name) + self.notes(config)}
         folders = {name: self.run_folder.path / job.part / name for name in (ADAPTER, LOGS)}
         folders = {name: folder for name, folder in folders.items() if folder.is_dir()}
-        change, force = Replacement(weights), self.options.trainer.force
-        write_checkpoint(
-            job.student, change, config, documents, job.out, folders=folders, force=force, reporter=self.reporter
-        )
+        change = Replacement(weights)
+        with new_checkpoint(job.student, change, job.out, force=self.options.trainer.force) as writer:
+            writer.finish(change, config, documents, folders=folders, reporter=self.reporter)

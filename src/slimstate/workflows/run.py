@@ -162,10 +162,7 @@ def _check_step(step: Config) -> Config:
 
 
 def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
-    """Return the new value of a name: of the same type, or members of a list separated by commas.
-
-    A member that is a table is named by any text in it, or by the last part of a path in it.
-    """
+    """Return the new value of a name; commas separate members of a list, tables go by a text or file name in them."""
     value = values[name]
     if isinstance(value, Mapping):
         raise PlanError(f"--set {name}: it is a table of options; change the recipe")

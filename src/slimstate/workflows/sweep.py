@@ -79,21 +79,16 @@ def sweep(
     config = SweepConfig.merge(config, options)
     if config.text is None:
         raise PlanError("a sweep measures on text: give it with `text`")
-    with Inputs(progress, tokenizer, model) as inputs:
-        return _sweep(inputs.model(model), Path(out), config, score, inputs.reporter)
-
-
-def _sweep(
-    source: str | PathLike[str], folder: Path, config: SweepConfig, score: Score | None, reporter: Reporter
-) -> SweepRecord:
     from slimstate.reports.plots.results import draw_sweep
 
-    started, checkpoint = time.perf_counter(), Checkpoint.open(source)
-    checkpoint.check_plain("swept")
-    check_place(folder, folder=True)
-    check_drawings(folder, OUTPUTS, beside=SWEEP)
-    with STOP.with_message(lambda: _describe_progress(folder)):
-        record = _measure(source, checkpoint, folder, config, score, reporter)
+    started, folder = time.perf_counter(), Path(out)
+    with Inputs(progress, tokenizer, model) as inputs, STOP.with_message(lambda: _describe_progress(folder)):
+        source = inputs.model(model)
+        checkpoint = Checkpoint.open(source)
+        checkpoint.check_plain("swept")
+        check_place(folder, folder=True)
+        check_drawings(folder, OUTPUTS, beside=SWEEP)
+        record = _measure(source, checkpoint, folder, config, score, inputs.reporter)
     all_rows = replace(config, grid=grid_of(record.rows, record.width))  # also those of an earlier sweep
     record = replace(
         record,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.tensor_cut import TensorMask
-from slimstate.checkpoints.writer import write_checkpoint
+from slimstate.checkpoints.writer import new_checkpoint
 from slimstate.core.file_names import PLAN
 from slimstate.core.surgery import Cutter
 from slimstate.data.text import Windows, windows
@@ -98,7 +98,8 @@ class Comparison(Value):
         windows = [[*row[: self.prompt], *more] for row, more in zip(texts, scores.continued, strict=True)]
         with tempfile.TemporaryDirectory(prefix="slimstate-") as folder:
             mask = TensorMask(uncut, Cutter(uncut.mixers, plan.selections))
-            write_checkpoint(uncut, mask, uncut.config, {}, Path(folder) / "masked")
+            with new_checkpoint(uncut, mask, Path(folder) / "masked", force=False) as writer:
+                writer.finish(mask, uncut.config, {})
             with self.reporter.waiting(f"{self.engine.engine} runs {uncut.source} with the channels zeroed"):
                 masked = self.run_engine(Checkpoint.open(Path(folder) / "masked"), [*texts, *windows])
         if isinstance(masked, Refusal):
