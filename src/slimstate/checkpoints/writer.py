@@ -12,12 +12,12 @@ from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from slimstate.checkpoints.card_header import with_original
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, TensorFileWriter, headers_after
 from slimstate.core.file_names import CONFIG
+from slimstate.families import Config
 from slimstate.records.folder import check_model_folder
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING
 from slimstate.system import atomic, threads
@@ -65,15 +65,9 @@ class CheckpointWriter:
                     copy.result()
 
     def finish(
-        self,
-        change: Change,
-        config: Mapping[str, Any],
-        documents: Mapping[str, str],
-        *,
-        folders: Mapping[str, Path] | None = None,
-        reporter: Reporter = SILENT,
+        self, change: Change, config: Config, documents: Mapping[str, str | Path], *, reporter: Reporter = SILENT
     ) -> list[str]:
-        """Write changed tensors, texts (`documents`) and `folders` by name, and publish; return what was left out."""
+        """Write changed tensors, and `documents` by name, texts or folders; publish, and return what was left out."""
         checkpoint, folder = self._checkpoint, self._folder
         with atomic.writing(self._out):
             self.copy(change)
@@ -83,10 +77,12 @@ class CheckpointWriter:
             checkpoint.check_unchanged()
             if checkpoint.index is not None:
                 _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
-            for name, text in documents.items():
-                _write_text(folder / name, with_original(text, checkpoint.folder) if name == CARD else text)
-            for name, other in (folders or {}).items():
-                atomic.copy_files(other, folder / name)
+            for name, document in documents.items():
+                if isinstance(document, Path):
+                    atomic.copy_files(document, folder / name)
+                else:
+                    text = with_original(document, checkpoint.folder) if name == CARD else document
+                    _write_text(folder / name, text)
             # last: no library loads a folder without it
             _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             check_output(checkpoint, self._out, self._force)  # somebody may have written there in the meantime

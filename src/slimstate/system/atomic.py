@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.shortages import is_disk_full
 
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 OLD = "-old"  # ends the name of a folder that was moved aside
-STAGING = re.compile(r"\.(?P<name>.+)\.partial-(?P<host>.+)-(?P<process>\d+)(?P<old>-old)?")
+STAGING = re.compile(r"\.(?P<name>.+)\.partial-(?P<host>.+)-(?P<process>\d{1,9})(?P<old>-old)?")
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux: <linux/fs.h>, <fcntl.h>
 
 
@@ -178,7 +180,7 @@ def remove_leftovers(folder: Path) -> None:
     """Remove staging folders of killed processes of this machine, and put back what they had moved aside."""
     for path in folder.glob(".*.partial-*"):
         match = STAGING.fullmatch(path.name)
-        if match is None or match["host"] != socket.gethostname() or _is_alive(int(match["process"])):
+        if match is None or match["host"] != socket.gethostname() or psutil.pid_exists(int(match["process"])):
             continue
         if match["old"] and not (folder / match["name"]).exists():
             path.rename(folder / match["name"])
@@ -193,16 +195,6 @@ def remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def flush_to_disk(path: Path) -> None:

@@ -216,9 +216,9 @@ class Session(Value, Generic[R]):
     def _write(self, job: Job, record: R, weights: Mapping[str, Tensor]) -> None:
         """Write a plain checkpoint with its record, config and card, the logs of the Trainer, and the adapter."""
         config = record.config_after(as_published(job.student.config))
-        documents = {**record.files(), CARD: self.kind.card(record, config, job.out.name) + self.notes(config)}
+        card = self.kind.card(record, config, job.out.name) + self.notes(config)
         folders = {name: self.run_folder.path / job.part / name for name in (ADAPTER, LOGS)}
-        folders = {name: folder for name, folder in folders.items() if folder.is_dir()}
+        existing = {name: folder for name, folder in folders.items() if folder.is_dir()}
         change = Replacement(weights)
         with new_checkpoint(job.student, change, job.out, force=self.options.trainer.force) as writer:
-            writer.finish(change, config, documents, folders=folders, reporter=self.reporter)
+            writer.finish(change, config, {**record.files(), CARD: card, **existing}, reporter=self.reporter)

@@ -53,7 +53,11 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     if folder.is_file():
         raise DataError(f"the report needs a folder of records, and {folder} is a file")
     target = Path(out) if out is not None else folder / PAGE
-    _check_page(target)
+    check_place(target, folder=False)
+    if target.exists():
+        with writing(target), target.open("rb") as file:
+            if GENERATOR not in file.read(MAX_HEAD_BYTES):
+                raise OutputError(f"{target} is not a slimstate report and is not replaced: choose another place")
     records = unique_records(folder)
     for line in records.skipped:
         reporter.say(line)
@@ -64,14 +68,3 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
         text = render(records, folder)
     write_text(target, text)
     return WrittenReport(out=str(target), records=records.counts(), skipped=records.skipped, bytes=len(text.encode()))
-
-
-def _check_page(path: Path) -> None:
-    """Refuse a place where no page can be written, and a file that is not a page of ours."""
-    check_place(path, folder=False)
-    if not path.exists():
-        return
-    with writing(path), path.open("rb") as file:
-        is_ours = GENERATOR in file.read(MAX_HEAD_BYTES)
-    if not is_ours:
-        raise OutputError(f"{path} is not a slimstate report and is not replaced: choose another place")
