@@ -48,7 +48,7 @@ class Measurements(TextSizes):
     nats_error: Mapping[str, float | None] = field(default_factory=dict)  # standard errors over windows
     gain_error: float | None = None  # of the difference between before and after
     recall: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # associative, with standard errors
-    closed: Mapping[str, float | None] = field(default_factory=dict)  # share of the gap to the uncut model, the control
+    closed: Mapping[str, float | None] = field(default_factory=dict)  # share of the gap to the uncut model or control
 
     def recall_text(self, stage: str) -> str:
         """Return the share of names that are recalled at a stage, with its standard error."""

@@ -62,16 +62,12 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._values)
 
 
-def modules_of(package: ModuleType) -> Iterator[ModuleType]:
-    """Import and yield the modules of a package, by name, without those that need triton: *_triton."""
-    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
-        if not name.endswith("_triton"):
-            yield importlib.import_module(f"{package.__name__}.{name}")
-
-
 def listed_values(package: ModuleType, attribute: str, kind: type[T]) -> Iterator[T]:
     """Yield the values of one kind that the modules of a package list; other modules are parts that these share."""
-    for module in modules_of(package):
+    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+        if name.endswith("_triton"):  # which may not be installed
+            continue
+        module = importlib.import_module(f"{package.__name__}.{name}")
         values = getattr(module, attribute, None)
         if values is None and any(isinstance(value, kind) for value in vars(module).values()):
             raise TypeError(f"{module.__name__} has a {kind.__name__} but does not list it: {attribute} = (...,)")
