@@ -74,13 +74,9 @@ class Sums:
 
 
 def calibrate(
-    runtime: Runtime,
-    mixers: Sequence[Mixer],
-    tokens: Tensor,
-    needs: Needs,
-    reporter: Reporter = SILENT,
+    runtime: Runtime, mixers: Sequence[Mixer], tokens: Tensor, needs: Needs, reporter: Reporter = SILENT,
     row_mask: Tensor | None = None,
-) -> dict[int, Evidence]:
+) -> dict[int, Evidence]:  # fmt: skip
     """Return the evidence of every mixer by layer, from windows `tokens` [samples, length]; equal on all processes.
 
     `row_mask` [samples, 2, length] is 1 for the queries and keys that Gram matrices sum, by default all.

@@ -53,14 +53,9 @@ class RunFolder:
 
     @contextmanager
     def open(
-        self,
-        settings: Mapping[str, object],
-        reporter: Reporter,
-        *,
-        force: bool,
-        resume: bool | None = None,
-        prepare: Callable[[], T],
-    ) -> Iterator[T]:
+        self, settings: Mapping[str, object], reporter: Reporter, *,
+        force: bool, resume: bool | None = None, prepare: Callable[[], T],
+    ) -> Iterator[T]:  # fmt: skip
         """Continue the earlier run with the same settings or start a new one; yield what `prepare` returns.
 
         The main process locks the folder and calls `prepare`. A new folder is emptied again if that fails. `resume`
