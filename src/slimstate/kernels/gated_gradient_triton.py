@@ -41,14 +41,24 @@ class Tensors(NamedTuple):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _decay_gradient(inside, read, stored, b_q, b_k, through, place, length):  # type: ignore[no-untyped-def]
+    """Return the gradient of b in one chunk.
+
+    A decay reaches pairs of different tokens only: the diagonal, which would cancel, is left out.
+    """
+    scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+    pairs = tl.where(place[:, None] > place[None, :], inside * scores, 0.0)
+    by_key = tl.sum(stored * b_k.to(tl.float32), 1)
+    by_decay = tl.sum(read * b_q.to(tl.float32), 1) + tl.sum(pairs, 1) - tl.sum(pairs, 0) - by_key
+    return by_decay + tl.where(place == length - 1, through + tl.sum(by_key, 0), 0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _gradients(  # type: ignore[no-untyped-def]
     tensors, results, scale, tokens, SIZES: tl.constexpr, BLOCKS: tl.constexpr, HAS_DV: tl.constexpr,
     VALUES_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Run for each block of key channels, each chunk and each value head. Triton's own annotations are the only ones.
-
-    A decay reaches pairs of different tokens only: its gradient leaves the diagonal out, which would cancel.
-    """
+    """Run for each block of key channels, each chunk and each value head. Triton evaluates annotations."""
     starts, lengths, q, k, v, do, b, dv, h, dh = tensors
     dq, dk, dw, db = results
     H: tl.constexpr = SIZES[0]
@@ -71,18 +81,14 @@ def _gradients(  # type: ignore[no-untyped-def]
 
     inside, mirror = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     read, stored = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
-    write = tl.zeros([C, BK], tl.float32)
-    through = 0.0
+    write, through = tl.zeros([C, BK], tl.float32), 0.0
     for first in range(0, V, BV):
         value = first + tl.arange(0, BV)
         values = here[:, None] & (value < V)[None, :]
         at_value = (row[:, None] * HV + head) * V + value[None, :]
         states = (value < V)[:, None] & (channel < K)[None, :]
-        at_state = (chunk * HV + head) * V * K
-        if VALUES_FIRST:
-            at_state += value[:, None] * K + channel[None, :]
-        else:
-            at_state += value[:, None] + channel[None, :] * V
+        by_value, by_channel = (K, 1) if VALUES_FIRST else (1, V)
+        at_state = (chunk * HV + head) * V * K + value[:, None] * by_value + channel[None, :] * by_channel
         b_v, b_do = tl.load(v + at_value, mask=values, other=0.0), tl.load(do + at_value, mask=values, other=0.0)
         b_h, b_dh = tl.load(h + at_state, mask=states, other=0.0), tl.load(dh + at_state, mask=states, other=0.0)
         through += tl.sum(tl.sum(b_h.to(tl.float32) * b_dh.to(tl.float32), 1), 0)
@@ -95,7 +101,6 @@ def _gradients(  # type: ignore[no-untyped-def]
             write = tl.dot(b_dv, b_h.to(b_dv.dtype), write, input_precision="ieee")
     if HAS_DV:
         tl.store(dw + at_result, (-write).to(dw.dtype.element_ty), mask=keys)
-
     b_q, b_k = tl.load(q + at_key, mask=keys, other=0.0), tl.load(k + at_key, mask=keys, other=0.0)
     difference, both = decay[:, None] - decay[None, :], here[:, None] & here[None, :]
     later, earlier = place[:, None] >= place[None, :], place[:, None] <= place[None, :]
@@ -103,12 +108,7 @@ def _gradients(  # type: ignore[no-untyped-def]
     mirror *= tl.exp2(tl.where(earlier & both, -difference, float("-inf"))) * scale
     read *= (tl.exp2(decay) * scale)[:, None]
     stored *= tl.exp2(last - decay)[:, None]
-    scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
-    pairs = tl.where(place[:, None] > place[None, :], inside * scores, 0.0)
-    by_key = tl.sum(stored * b_k.to(tl.float32), 1)
-    by_decay = tl.sum(read * b_q.to(tl.float32), 1) + tl.sum(pairs, 1) - tl.sum(pairs, 0) - by_key
-    end = tl.exp2(last) * through + tl.sum(by_key, 0)
-    by_decay += tl.where(place == length - 1, end, 0.0)
+    by_decay = _decay_gradient(inside, read, stored, b_q, b_k, tl.exp2(last) * through, place, length)
     tl.store(db + (block * tokens + row) * HV + head, by_decay, mask=here)
     by_query = tl.dot(inside.to(b_k.dtype), b_k, read, input_precision="ieee")
     tl.store(dq + at_result, by_query.to(dq.dtype.element_ty), mask=keys)
