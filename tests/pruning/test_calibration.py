@@ -50,6 +50,38 @@ def test_one_batch_is_ten_batches_is_two_merged_halves(loaded, monkeypatch):
         whole[0].merged(replace(whole[0], input_square=None))
 
 
+def test_an_interrupted_calibration_continues_with_the_same_bits(folders, text_file, tmp_path, monkeypatch):
+    """A file of other tokens or precision, or a damaged one, is not continued."""
+    monkeypatch.setitem(calibration.TOKENS_AT_ONCE, "cpu", 32)
+    monkeypatch.setattr(calibration, "SECONDS_BETWEEN_SAVES", -1)
+    options = {"data": text_file, "samples": 4, "length": 32, "key_dim": 8, "method": "grad"}
+    model, part = folders[tiny.PLAIN[0]], tmp_path / "cut.calibration"
+    whole = slimstate.prune(model, tmp_path / "whole", evidence=tmp_path / "whole.safetensors", **options)
+    backward, runs = calibration._backward, []
+
+    def stop_at_the_third(*args):
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        runs.append(backward(*args))
+
+    monkeypatch.setattr(calibration, "_backward", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        slimstate.prune(model, tmp_path / "cut", evidence=tmp_path / "cut.safetensors", **options)
+    stored = part.read_bytes()
+    monkeypatch.setattr(calibration, "_backward", lambda *args: runs.append(backward(*args)))
+    evidence = {"evidence": tmp_path / "cut.safetensors"}
+    for content, changes, count in ((stored, {}, 2), (stored[:-9], {}, 4), (stored, {"seed": 1}, 4)):
+        part.write_bytes(content)
+        runs.clear()
+        evidence["evidence"].unlink(missing_ok=True)
+        again = slimstate.prune(model, tmp_path / "cut", force=True, **options, **changes, **evidence)
+        assert (len(runs), part.exists()) == (count, False)
+        if not changes:
+            same, first = (EvidenceFile.open(tmp_path / f"{name}.safetensors").evidence[0] for name in ("cut", "whole"))
+            assert all(tensor.equal(dict(first.tensors())[name]) for name, tensor in same.tensors())
+            assert again.plan.selections[0].keep.equal(whole.plan.selections[0].keep)
+
+
 def test_gram_matrices_of_drawn_rows_sum_those_alone(loaded, monkeypatch):
     """Of all rows they are the usual ones; a row more adds one outer product, whatever the batches."""
     runtime, mixers = loaded

@@ -4,16 +4,18 @@ Only sums are stored, so memory does not grow with the number of tokens. Several
 sums are added.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.core.evidence import BACKWARD, Evidence, Needs
+from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Needs
 from slimstate.core.layout import Axis, Mixer, Slot
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.kernels.fla_calls import unit
@@ -21,8 +23,12 @@ from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
 from slimstate.system import distributed
-from slimstate.system.errors import ModelError, PlanError
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
+from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
+
+SECONDS_BETWEEN_SAVES = 60  # of the sums of a calibration
 
 
 class Sums:
@@ -73,13 +79,51 @@ class Sums:
         return Evidence(tokens=self.tokens, **{name: tensor.cpu() for name, tensor in self.tensors.items()})
 
 
+class PartialEvidence(Value):
+    """The sums of a calibration so far, in an evidence file from which an interrupted one continues.
+
+    `calibration` describes all windows; `model` returns the fingerprint of the model.
+    """
+
+    path: Path
+    calibration: JsonObject
+    model: Callable[[], str]
+
+    def resume(self, mixers: Sequence[Mixer], sums: dict[int, Sums]) -> int:
+        """Fill in the sums of the same calibration, if they are there, and return the number of their windows."""
+        try:
+            file = EvidenceFile.open(self.path)
+            file.check_fits(self.path, mixers)
+        except DataError:  # there is none, or it is damaged
+            return 0
+        stored = {layer: dict(entry.tensors()) for layer, entry in file.evidence.items()}
+        windows = int(file.calibration["samples"])
+        same_needs = all(stored[layer].keys() == entry.tensors.keys() for layer, entry in sums.items())
+        if not same_needs or (file.model, file.calibration) != (self.model(), self._describe(windows)):
+            return 0
+        for layer, entry in sums.items():
+            entry.tokens = file.evidence[layer].tokens
+            for name, tensor in entry.tensors.items():
+                tensor.copy_(stored[layer][name])
+        return windows
+
+    def save(self, sums: dict[int, Sums], windows: int) -> None:
+        evidence = {layer: entry.evidence() for layer, entry in sums.items()}
+        with suppress(OutputError):  # the calibration itself does not need the file
+            EvidenceFile(model=self.model(), calibration=self._describe(windows), evidence=evidence).save(self.path)
+
+    def _describe(self, windows: int) -> JsonObject:
+        return {**self.calibration, "samples": windows}
+
+
 def calibrate(
     runtime: Runtime, mixers: Sequence[Mixer], tokens: Tensor, needs: Needs, reporter: Reporter = SILENT,
-    row_mask: Tensor | None = None,
+    row_mask: Tensor | None = None, earlier: PartialEvidence | None = None,
 ) -> dict[int, Evidence]:  # fmt: skip
     """Return the evidence of every mixer by layer, from windows `tokens` [samples, length]; equal on all processes.
 
-    `row_mask` [samples, 2, length] is 1 for the queries and keys that Gram matrices sum, by default all.
+    `row_mask` [samples, 2, length] is 1 for the queries and keys that Gram matrices sum, by default all. With
+    `earlier`, a single process continues an interrupted calibration, and saves its own sums every minute.
     """
     if BACKWARD & needs and runtime.offloaded:
         raise PlanError(
@@ -89,8 +133,12 @@ def calibrate(
     distributed.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
-    batches = distributed.share(tokens.split(batch))
-    parts = None if row_mask is None else distributed.share(row_mask.split(batch))
+    earlier = None if distributed.count() > 1 else earlier
+    done, saved = 0 if earlier is None else earlier.resume(mixers, sums), time.monotonic()
+    if done:
+        reporter.say(f"continuing the calibration after {done} of {len(tokens)} windows")
+    batches = distributed.share(tokens[done:].split(batch))
+    parts = None if row_mask is None else distributed.share(row_mask[done:].split(batch))
     with collecting(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
@@ -106,6 +154,12 @@ def calibrate(
                 entry.tokens += ids.numel()
             if number == 0 and _describe_nonfinite(mixers, sums) is not None:
                 break  # the sum over processes carries it to all of them
+            done += len(windows)
+            if earlier is not None and done < len(tokens) and time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                earlier.save(sums, done)
+                saved = time.monotonic()
+    if earlier is not None:
+        earlier.path.unlink(missing_ok=True)
     return sum_evidence(mixers, sums)
 
 

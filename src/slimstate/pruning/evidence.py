@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from slimstate.core.layout import Axis
 from slimstate.data.text import Windows, sample_windows, windows
 from slimstate.models.load import Runtime, load_tokenizer, load_with
 from slimstate.models.options import LoadOptions
-from slimstate.pruning.calibration import calibrate, draw_rows
+from slimstate.pruning.calibration import PartialEvidence, calibrate, draw_rows
 from slimstate.pruning.options import LENGTH, Calibration
 from slimstate.records.numbers import plural
 from slimstate.records.parts import Text
@@ -72,6 +73,7 @@ class EvidenceCollector(Value):
     run: LoadOptions
     runtime: Runtime | None = None  # otherwise the model is loaded where it must run
     on_idle: Callable[[], None] = lambda: None  # starts work that can be done while the model runs
+    partial: Path | None = None  # file for the sums of an unfinished calibration
 
     def collect(
         self, checkpoint: Checkpoint, needs: Needs, reporter: Reporter = SILENT
@@ -129,11 +131,15 @@ class EvidenceCollector(Value):
         self.on_idle()
         tokens, rows = self.windows.tokens, self.calibration.rrqr_rows
         row_mask = None if rows is None else draw_rows(tokens, rows, self.calibration.seed)
-        evidence = calibrate(runtime, checkpoint.mixers, tokens, needs, reporter, row_mask)
+        calibration = self.windows.provenance() | ({} if rows is None else {"rows": rows})
+        partial = None
+        if self.partial is not None:
+            digest = f"{calibration['digest']}, in part, {runtime.kernels}"
+            partial = PartialEvidence(path=self.partial, calibration={**calibration, "digest": digest}, model=hashing)
+        evidence = calibrate(runtime, checkpoint.mixers, tokens, needs, reporter, row_mask, partial)
         with reporter.waiting("reading the weights for their fingerprint"):
             fingerprint = hashing()
             checkpoint.check_unchanged()  # the files that were hashed are those that ran
-        calibration = self.windows.provenance() | ({} if rows is None else {"rows": rows})
         return EvidenceFile(model=fingerprint, calibration=calibration, evidence=evidence), runtime.kernels
 
 

@@ -43,6 +43,7 @@ class SelectionJob(Value):
     calibration: Calibration
     windows: Windows | None
     run: LoadOptions
+    partial: Path | None = None  # file for the sums of an unfinished calibration
     reporter: Reporter = SILENT
 
     @property
@@ -55,7 +56,9 @@ class SelectionJob(Value):
 
     def plan(self, on_idle: Callable[[], None] = lambda: None) -> tuple[Plan, str | None]:
         """Return the plan and the kernels that ran for it; `on_idle` is called once, when there is time for it."""
-        collector = EvidenceCollector(calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle)
+        collector = EvidenceCollector(
+            calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle, partial=self.partial
+        )
         evidence, kernels = collector.collect(self.checkpoint, self.needs, self.reporter)
         on_idle()  # where no model had to run
         return self.choose(evidence), kernels

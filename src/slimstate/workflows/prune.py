@@ -111,7 +111,8 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         config = replace(config, reconstruct=None, distill=None)
     choice: SelectionJob | Plan
     if config.apply is None:
-        choice = selection_job(checkpoint, config, reporter)
+        partial = None if out is None else out.with_name(f"{out.name}.calibration")
+        choice = replace(selection_job(checkpoint, config, reporter), partial=partial)
         key_dim, value_dim = choice.request.keep, choice.value_dim
     else:
         choice = plan = read_plan(config.apply, checkpoint, same_model=config.same_model)

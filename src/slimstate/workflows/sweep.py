@@ -183,7 +183,9 @@ def _measure(
         runtime = load(checkpoint.folder, device=config.run.device, dtype=config.run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
     run = LoadOptions(**vars(config.run))
-    collector = EvidenceCollector(calibration=calibration, windows=windows, run=run, runtime=runtime)
+    collector = EvidenceCollector(
+        calibration=calibration, windows=windows, run=run, runtime=runtime, partial=folder / "evidence.partial"
+    )
     evidence, _ = collector.collect(checkpoint, needs, reporter)
     open_cut = partial(_open_cut, source, checkpoint, folder, config, runtime, evidence, reporter)
 
