@@ -21,8 +21,6 @@ from slimstate.core.layout import Axis, Mixer, Slot
 from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.system.errors import PlanError
 
-ReadTensor = Callable[[str], Tensor]
-
 
 class Cutter:
     """Cut every parameter by a choice of channels or directions for each mixer.
@@ -32,16 +30,15 @@ class Cutter:
 
     def __init__(
         self, mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True,
-        read: ReadTensor | None = None,
+        read: Callable[[str], Tensor] | None = None,
     ) -> None:  # fmt: skip
         self._read = read
         self._dropped: dict[str, tuple[Slot, list[Tensor]]] = {}
         self._rotations: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         self._rescaled: dict[str, list[tuple[Tensor, float]]] = {}
         self._shared_norms: dict[str, int] = {}  # norm weights that become ones, with their size after the cut
-        self._folded: dict[
-            str, tuple[str, Tensor]
-        ] = {}  # by output projection: its norm weight, the channel of columns
+        # by output projection: its norm weight, the channel of columns
+        self._folded: dict[str, tuple[str, Tensor]] = {}
         self._bottlenecks: dict[str, tuple[str, str, int]] = {}  # both maps and the channels to keep, by each map
         for mixer in mixers:
             choice = selections[mixer.layer]

@@ -47,8 +47,7 @@ class GatedDeltaHybrid(Family):
                 layer=layer, path=f"model.layers.{layer}.linear_attn", stored_path=stored.format(layer), axis=axis,
                 query=layout.query, key=layout.key, hook=self.hook, input_size=sizes.input_size,
                 value_heads=sizes.value_heads, value_dim=sizes.value_dim, value_axis=layout.values,
-                filters=layout.filters,
-                projections=layout.projections, joined=layout.joined,
+                filters=layout.filters, projections=layout.projections, joined=layout.joined,
             )
             for layer, kind in enumerate(layer_types(self.with_defaults(config)))
             if kind == "linear_attention"

@@ -16,8 +16,7 @@ from torch import Tensor
 from slimstate.kernels.chunks import product
 from slimstate.kernels.head_decay import Decayed
 
-# tokens of half a block up to which a matrix product is slower than elementwise products
-MAX_ELEMENTWISE_TOKENS = 4
+MAX_ELEMENTWISE_TOKENS = 4  # tokens of half a block up to which a matrix product is slower than elementwise products
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from slimstate.system.value import Value
 # tokens of a chunk: longer chunks cost more inside of them, shorter ones more between them, above all where every
 # channel has a decay
 CHUNK, CHUNK_BY_CHANNEL = 64, 32
-# tokens times channels of a part, below which a thread waits longer than it computes
-MIN_THREAD_ELEMENTS = 65536
+MIN_THREAD_ELEMENTS = 65536  # tokens times channels of a part, below which a thread waits longer than it computes
 # groups of chunks that a gradient is computed in, and tokens times channels that a group has at least
 GROUPS, MIN_GROUP_ELEMENTS = 4, 32768
 # the axis of the heads in each of `Inputs`, of which the first six are by token

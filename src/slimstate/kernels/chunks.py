@@ -70,8 +70,3 @@ def inverse_by_halves(x: Tensor) -> Tensor:
         inverse = torch.baddbmm(inverse, torch.bmm(inverse, x * joins), inverse, alpha=-1)
         half *= 2
     return inverse
-
-
-def sum_to_end(x: Tensor) -> Tensor:
-    """Return for every token of [..., C, D] the sum from there to the end of its chunk."""
-    return x.sum(-2, keepdim=True) - x.cumsum(-2) + x

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# channels of a block; two blocks of gradients and two matrices of a chunk fit into registers
-BLOCK = 64
+BLOCK = 64  # channels of a block; two blocks of gradients and two matrices of a chunk fit into registers
 WARPS = 8
 
 

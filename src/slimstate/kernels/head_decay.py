@@ -8,7 +8,7 @@ exponent is never positive.
 import torch
 from torch import Tensor
 
-from slimstate.kernels.chunks import lower, product, sum_to_end
+from slimstate.kernels.chunks import lower, product
 from slimstate.system.value import Value
 
 
@@ -63,7 +63,7 @@ class HeadDecay:
         stored = (by_keys * self.keys).sum(-1, keepdim=True)
         end = stored.sum(-2, keepdim=True) + by.fade * self.decayed.fade
         at_once = read.sum(1) - weights.sum((1, 2)).unsqueeze(-1) - stored
-        g = sum_to_end(at_once) + end
+        g = at_once.sum(-2, keepdim=True) - at_once.cumsum(-2) + at_once + end  # sums from each token to the end
         if self.early:
             g = g - read[:, 1]
         return readers + by_readers, keys + by_keys, g, None

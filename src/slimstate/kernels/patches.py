@@ -22,22 +22,17 @@ from torch import Tensor
 from slimstate.core.layout import HookPoint
 from slimstate.system.plugins import listed_values
 
-_IN_PYTORCH = ContextVar("in PyTorch on any device", default=False)
+IN_PYTORCH = ContextVar("in PyTorch on any device", default=False)  # whether `in_pytorch` is open
 
 
 @contextmanager
 def in_pytorch() -> Iterator[None]:
     """Run patches for all arguments while this is open: compiled kernels do not expose the state between tokens."""
-    before = _IN_PYTORCH.set(True)
+    before = IN_PYTORCH.set(True)
     try:
         yield
     finally:
-        _IN_PYTORCH.reset(before)
-
-
-def is_in_pytorch() -> bool:
-    """Return whether `in_pytorch` is open."""
-    return _IN_PYTORCH.get()
+        IN_PYTORCH.reset(before)
 
 
 def tensors_in(*args: Any, **kwargs: Any) -> Iterator[Tensor]:
@@ -118,7 +113,7 @@ class Patch:
 
     def runs(self, *args: Any, **kwargs: Any) -> bool:
         """Return whether the replacement runs for these arguments."""
-        return _IN_PYTORCH.get() or self.when(*args, **kwargs)
+        return IN_PYTORCH.get() or self.when(*args, **kwargs)
 
     def install(self) -> None:
         original = getattr(self.owner, self.name, None)  # None if its package is not installed

@@ -29,18 +29,15 @@ from torch.utils.checkpoint import checkpoint
 from slimstate.kernels import gla
 from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import per_value_head, wide
-from slimstate.kernels.patches import Patch, has_fla, has_float64, is_in_pytorch, needs_gradient, too_precise_for_triton
+from slimstate.kernels.patches import IN_PYTORCH, Patch, has_fla, has_float64, needs_gradient, too_precise_for_triton
 
-# tokens of a chunk on a GPU, where decays between its tokens cost as much as its state
-CHUNK = 64
+CHUNK = 64  # tokens of a chunk on a GPU, where decays between its tokens cost as much as its state
 # elements of the decays between tokens that are in memory at once, and chunks of a segment
 MAX_ELEMENTS, MAX_CHUNKS = 2**25, 128
-# the first of `Inputs` are by token
-BY_TOKEN = 5
+BY_TOKEN = 5  # the first of `Inputs` are by token
 # channels of keys, or of values in a backward pass, below which kernels of fla have made illegal memory accesses
 MIN_CHANNELS_OF_FLA = 64
-# the logarithm of the decay before the first token of a packed sequence: e^-200 is 0 in float32
-RESET = -200.0
+RESET = -200.0  # the logarithm of the decay before the first token of a packed sequence: e^-200 is 0 in float32
 # what layers of transformers pass to the scan of mamba-ssm
 ARGUMENTS = ("chunk_size", "D", "z", "dt_bias", "initial_states", "dt_softplus", "dt_limit", "return_final_states")
 
@@ -93,7 +90,7 @@ def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA or (
         inputs.x.shape[-1] < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs)
     )
-    if too_precise_for_triton(inputs.x) or narrow or is_in_pytorch() or not has_fla():
+    if too_precise_for_triton(inputs.x) or narrow or IN_PYTORCH.get() or not has_fla():
         return grouped
     return recomputed if needs_gradient(*inputs) else by_fla
 

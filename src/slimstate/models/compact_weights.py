@@ -11,14 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 EXPERTS_AT_ONCE = 4  # in float32 at the same time
-VIEWS = {
-    torch.ops.aten.alias.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.select.int,
-    torch.ops.aten.t.default,
-    torch.ops.aten.transpose.int,
-}
-GROUPED = torch.ops.aten._grouped_mm
+ATEN = torch.ops.aten
+VIEWS = {ATEN.alias.default, ATEN.detach.default, ATEN.select.int, ATEN.t.default, ATEN.transpose.int}
 
 
 class CompactWeight(Tensor):
@@ -45,7 +39,7 @@ class CompactWeight(Tensor):
         options = dict(kwargs or {})
         if func in VIEWS:
             return cls(func(args[0].stored, *args[1:], **options))
-        if func is GROUPED.default and len(args) == 3 and not options:
+        if func is ATEN._grouped_mm.default and len(args) == 3 and not options:
             rows, weight, ends = args
             if isinstance(weight, cls) and not isinstance(rows, cls) and rows.dim() == 2:
                 return _grouped_product(rows, weight.stored, ends)
@@ -58,6 +52,6 @@ def _grouped_product(rows: Tensor, stored: Tensor, ends: Tensor) -> Tensor:
     product, start = rows.new_zeros(len(rows), stored.shape[-1]), 0
     for weights, stops in zip(stored.split(EXPERTS_AT_ONCE), ends.split(EXPERTS_AT_ONCE), strict=True):
         end = int(stops[-1])
-        product[start:end] = GROUPED(rows[start:end], weights.float(), stops - start)
+        product[start:end] = ATEN._grouped_mm(rows[start:end], weights.float(), stops - start)
         start = end
     return product

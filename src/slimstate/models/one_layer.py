@@ -29,11 +29,7 @@ HALF = ({torch.bfloat16}, {torch.float16})  # float32 has every value of these
 
 
 class _EndOfRun(Exception):  # noqa: N818 - leaves a run, and is no error
-    """The end of a run, with the output of the layer, what would enter it, or nothing."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
+    """The end of a run; its argument is the output of the layer, what would enter it, or nothing."""
 
 
 class OneLayerModel:
@@ -183,7 +179,7 @@ class OneLayerModel:
         try:
             self.model.base_model(inputs_embeds=embedded, use_cache=False)
         except _EndOfRun as end:
-            output = end.output
+            (output,) = end.args
         else:
             raise AssertionError(f"the model ran past layer {layer}")
         finally:

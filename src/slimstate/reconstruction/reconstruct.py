@@ -13,7 +13,6 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
 from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
 from slimstate.data.text import Windows
-from slimstate.families import loader_of
 from slimstate.families.contract import Config
 from slimstate.models.load import check_tensor_names
 from slimstate.models.options import LoadOptions
@@ -111,8 +110,7 @@ class ReconstructionJob(Value):
     ) -> tuple[LayerErrors, ...]:  # fmt: skip
         self.reporter.say(
             f"reconstructing {plural(len(self.teacher.mixers), 'layer')}: {plural(settings.steps, 'step')} of"
-            f" {plural(settings.batch, 'window')} each"
-            f" of {settings.samples} x {settings.length} tokens"
+            f" {plural(settings.batch, 'window')} each of {settings.samples} x {settings.length} tokens"
         )
         walk = Walk(
             self.teacher, self.cut, windows.tokens, settings, run=self.run, folder=folder, reporter=self.reporter
@@ -133,7 +131,7 @@ class ReconstructionJob(Value):
     ) -> ReconstructionRecord:
         model = self.cut.checkpoint
         return ReconstructionRecord(
-            **{**vars(model.identity(self.out.name, config)), "loader": loader_of(model.family.model_type)},
+            **{**vars(model.identity(self.out.name, config)), "loader": model.family.loader},
             config=self.provenance,
             versions=versions(),
             kernels=describe_kernels(self.run.place, self.run.precision, model.family.library),

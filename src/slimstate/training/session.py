@@ -19,7 +19,6 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, new_checkpoint
 from slimstate.data.corpus import Schedule
-from slimstate.families import loader_of
 from slimstate.families.contract import Config
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.memory import DeviceMemory
@@ -199,9 +198,8 @@ class Session(Value, Generic[R]):
         student, teacher, options = job.student, self.teacher, self.options
         settings = {**options.settings(), "adaptation": to_json(adaptation.describe())}
         source = student.source if job.source is None else job.source
-        loader = loader_of(student.family.model_type)
         return self.kind.record(
-            **vars(replace(student.identity(job.out.name), model=source, loader=loader)),
+            **vars(replace(student.identity(job.out.name), model=source, loader=student.family.loader)),
             **{"out": str(job.out), **facts, **self.kind.facts(student)},
             config=self.provenance,
             versions=versions(),
