@@ -156,6 +156,7 @@ QWEN3_NEXT_80B = {
     "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     "vocab_size": 151936, "rms_norm_eps": 1e-6, "moe_intermediate_size": 512, "num_experts": 4,
+    "num_experts_per_tok": 2,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """An engine that computes the same agrees, one that computes something else differs, and one that fails is quoted."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import slimstate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load
 from slimstate.records.serving import Differences, Outcome, VerificationRecord
+from slimstate.records.training import RECONSTRUCTION
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification import engine_process
 from slimstate.serving.verification.engine_call import ProcessResult, Refusal, run_engine
@@ -129,6 +131,13 @@ def test_without_the_engine_a_line_says_how_to_install_it(cut, refusal):
 )
 def test_bad_input_is_one_line(arguments, words, cut, refusal):
     assert words in refusal("verify", cut, *arguments)
+
+
+def test_a_cut_that_was_trained_is_not_compared_with_a_masked_model(cut, folders, tmp_path):
+    trained = shutil.copytree(cut, tmp_path / "trained")
+    (trained / RECONSTRUCTION).write_text("{}")
+    with pytest.raises(slimstate.SlimstateError, match="was trained after its cut"):
+        verify(trained, engine="mlx", against=str(folders[MODEL]), masked=True)
 
 
 def test_transformers_by_itself_agrees(cut):
