@@ -242,7 +242,7 @@ def test_eval_tokens_are_held_out_of_the_training_text_exactly(recover, tmp_path
     text = tmp_path / "some.txt"
     text.write_text(tiny.text(32 * 11))
     assert recover(NAME, tmp_path / "out", data=text, eval_tokens=70).measured.tokens == 96
-    with pytest.raises(DataError, match="has 11 windows of 32 tokens; at least 12 are needed"):
+    with pytest.raises(DataError, match="has 11 of the 12 windows of 32 tokens that are needed"):
         recover(NAME, tmp_path / "more", data=text, eval_tokens=32 * 11)
 
 
