@@ -15,7 +15,7 @@ def clock(monkeypatch) -> list[float]:
     """The time that reporters see."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (lambda: now[0],))
+    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, lambda: now[0]))
     return now
 
 
@@ -36,6 +36,10 @@ def test_the_remaining_time_counts_the_steps_of_this_run_only(clock):
         assert pace.left() == left
     assert pace.line("loss 1") == "training 100/100  loss 1"
     assert Pace("reading", None).line("") == "reading 0"
+    layer = Pace("layer 0", 10, 30, iter((0.0, 5.0)).__next__)
+    layer.update(0)
+    layer.update(5)
+    assert layer.left() == "0:00:35 left"
 
 
 @pytest.mark.parametrize(("verbosity", "count"), [(-1, 0), (0, 4), (1, 4)])

@@ -105,8 +105,8 @@ class Rates:
         return errors.step <= steps // 2 or hardly_lower
 
     def _train(self, task: Task, layer: int, rate: float, steps: int) -> LayerErrors:
-        settings = replace(self.settings, steps=steps)
-        with self.reporter.meter(f"layer {layer}", steps) as meter:
+        settings, later = replace(self.settings, steps=steps), sum(other > layer for other in self.kinds)
+        with self.reporter.meter(f"layer {layer}", steps, later * self.settings.steps) as meter:
             return fit(task, settings, layer, rate, lambda step, loss: meter(step, f"error {loss:.4f}"))
 
 

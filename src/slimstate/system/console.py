@@ -37,8 +37,8 @@ class TerminalReporter(Reporter):
         return self.console.status(label) if is_alone else nullcontext()
 
     @contextmanager
-    def meter(self, label: str, total: int | None) -> Iterator[Update]:
-        pace = Pace(label, total)
+    def meter(self, label: str, total: int | None, later: int = 0) -> Iterator[Update]:
+        pace = Pace(label, total, later)
         if not self.console.is_terminal:
             yield self._lines(pace)
             return

@@ -35,10 +35,10 @@ class NotebookReporter(Reporter):
             handle.update(Pretty(""))
 
     @contextmanager
-    def meter(self, label: str, total: int | None) -> Iterator[Update]:
+    def meter(self, label: str, total: int | None, later: int = 0) -> Iterator[Update]:
         from IPython.display import Pretty
 
-        pace, shown = Pace(label, total), 0.0
+        pace, shown = Pace(label, total, later), 0.0
         with self.waiting(label) as handle:
 
             def update(done: int, note: str) -> None:

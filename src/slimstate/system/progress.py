@@ -42,8 +42,11 @@ class Reporter:
         """Show that work without countable steps is going on."""
         return nullcontext()
 
-    def meter(self, label: str, total: int | None) -> AbstractContextManager[Update]:
-        """Show work that counts its own steps; the first update says where it starts."""
+    def meter(self, label: str, total: int | None, later: int = 0) -> AbstractContextManager[Update]:
+        """Show work that counts its own steps; the first update says where it starts.
+
+        `later` is how many steps like these follow under other labels: the time left includes them.
+        """
         return nullcontext(lambda done, note: None)
 
     @contextmanager
@@ -56,8 +59,10 @@ class Reporter:
 class Pace:
     """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes."""
 
-    def __init__(self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.label, self.total, self.clock = label, total, clock
+    def __init__(
+        self, label: str, total: int | None, later: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.label, self.total, self.later, self.clock = label, total, later, clock
         self.start: tuple[int, float] | None = None
         self.done = 0
 
@@ -69,9 +74,9 @@ class Pace:
     def left(self) -> str:
         """Return the remaining time, or an empty string where it is not known or nothing remains."""
         first, started = self.start or (0, 0.0)
-        if not self.total or not first < self.done < self.total:
+        if not self.total or not first < self.done < self.total + self.later:
             return ""
-        seconds = (self.clock() - started) * (self.total - self.done) / (self.done - first)
+        seconds = (self.clock() - started) * (self.total + self.later - self.done) / (self.done - first)
         return f"{timedelta(seconds=round(seconds))} left"
 
     def line(self, note: str) -> str:

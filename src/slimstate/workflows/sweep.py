@@ -3,6 +3,7 @@
 config -> SweepStudy -> evidence -> rows -> tables and figure      cuts are masks, or reconstructed models
 """
 
+import itertools
 import shlex
 import shutil
 import time
@@ -191,8 +192,15 @@ def _measure(
 
     def measure() -> SweepRecord:
         has_scores = bool(settings.recall or settings.function or settings.tasks)
-        with reporter.table((*COLUMNS, *["scores"] * has_scores)) as table:
-            return study.measure(runtime, open_cut, earlier, folder / SWEEP, lambda row: table(_cells(row)))
+        columns, done = (*COLUMNS, *["scores"] * has_scores), itertools.count(1)
+        with reporter.table(columns) as table, reporter.meter("rows", count) as update:
+            update(count - missing, "")
+
+            def show(row: Row) -> None:
+                table(_cells(row))
+                update(max(next(done), count - missing), "")
+
+            return study.measure(runtime, open_cut, earlier, folder / SWEEP, show)
 
     return distributed.from_main(measure)
 
