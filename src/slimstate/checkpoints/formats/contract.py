@@ -255,7 +255,7 @@ class Storage(Value):
             along, across = info.shape[self.dim], info.shape[1 - self.dim]
             unit = 8 * DTYPES[info.dtype].itemsize
             if self.order is None:
-                rows, (bits, rest) = along, divmod(across * unit, inputs)
+                rows, (bits, rest) = along, divmod(across * unit, max(inputs, 1))
             else:  # words of rows: the scales have as many as there are
                 scales = module.tensors[next(iter(self.scales))].shape
                 rows = scales[-1] if scales else 0
