@@ -92,7 +92,7 @@ def _pairs() -> list[dict[str, Any]]:
         steps = {f"of_{row['batch']}": row["speedup"] for row in PAIRS["rows"] if dims.items() <= row.items()}
         state = only(PAIRS["rows"], **dims, batch=1)["state_bytes"] / 2**20
         most = only(PAIRS["largest_batch"], **dims)["batch"]
-        layer = only(record("bench-pairs-mixer")["rows"], **dims, mode="forward")["seconds"]
+        layer = only(record("pairs-mixer")["rows"], **dims, mode="forward")["seconds"]
         first = rows[0]["layer"] if rows else layer
         row = {**prompt, **steps, "state": state, "most": most, "billions": prompt["parameters"] / 1e9}
         rows.append({**row, "layer": layer, "layer_speedup": first / layer})

@@ -376,13 +376,16 @@ def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
         name: TaskScores(metrics={"acc": 2.0**n, "acc_norm": 3.0**n, "word_perplexity": 5.0, "contains": 7.0**n})
         for n, name in enumerate([*PAPER, *RECALL])
     }
-    means = lm_eval.averages(scores)
+    means, errors = lm_eval.averages(scores)
+    assert errors == {}
     assert means["zero_shot"] == sum(3.0**n if name in normalised else 2.0**n for n, name in enumerate(PAPER) if n) / 6
     assert means["recall"] == sum(7.0**n for n in range(7, 13)) / 6
-    assert lm_eval.averages({name: scores[name] for name in PAPER[:-1]}) == {}
+    assert lm_eval.averages({name: scores[name] for name in PAPER[:-1]}) == ({}, {})
     unknown = TaskScores(metrics={"acc": None, "acc_norm": None})
-    assert lm_eval.averages({**{name: scores[name] for name in PAPER}, "piqa": unknown}) == {}
-    assert record.averages == lm_eval.averages(record.tasks)
+    assert lm_eval.averages({**{name: scores[name] for name in PAPER}, "piqa": unknown}) == ({}, {})
+    assert (record.averages, record.stderr) == lm_eval.averages(record.tasks)
+    parts = [record.tasks[name].stderr[metric] for name, metric in lm_eval.AVERAGES["zero_shot"].items()]
+    assert record.stderr["zero_shot"] == pytest.approx(math.sqrt(sum(part**2 for part in parts)) / len(parts))
 
 
 def test_a_run_is_recorded_silent_repeatable_and_limited(runtime, data, record, capfd, caplog):

@@ -191,7 +191,7 @@ BAD = {
     ),
     "above the model's lr": ({"lr": None, "min_lr": 1e-3}, PlanError, "at most the learning rate 0.0005, got 0.001"),
     "missing data": ({"data": "/nowhere/x.txt"}, DataError, "no data at /nowhere/x.txt"),
-    "little data": ({"data": "LITTLE"}, DataError, "has 0 windows of 32 tokens; at least 2 are needed"),
+    "little data": ({"data": "LITTLE"}, DataError, "has 0 of the 2 windows of 32 tokens that are needed"),
     "missing text": ({"eval_text": "/nowhere/y.txt"}, DataError, "no data at /nowhere/y.txt"),
     "little text": ({"eval_text": "LITTLE"}, DataError, "fewer than a window of 32"),
     "the teacher": ({"out": "UNCUT", "force": True}, OutputError, "the output folder overlaps the model folder"),

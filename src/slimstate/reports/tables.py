@@ -107,12 +107,14 @@ class Grid(Value):
 
 
 def grid_caption(sweep: SweepRecord) -> str:
-    """Return the unit of the perplexities and the text they were measured on."""
+    """Return the unit of the perplexities, their standard error and the text they were measured on."""
+    largest = max((row.nats_error for row in sweep.rows if row.nats_error is not None), default=None)
+    error = "" if largest is None else f" Standard error of a ratio to the baseline: at most {100 * largest:.2g} %."
     if perplexity_metric(sweep) is PER_TOKEN:
-        return "Perplexity is per token, not per word as in the WikiText columns of the paper."
+        return f"Perplexity is per token, not per word as in the WikiText columns of the paper.{error}"
     counts, text = sweep.uncut.counts, None if sweep.settings.text is None else sweep.settings.text.data
     source = f": {counts}{f' of {text}' if text else ''}" if counts else ""
-    return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{source}."
+    return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{source}.{error}"
 
 
 def write_tables(sweep: SweepRecord, folder: Path) -> None:
