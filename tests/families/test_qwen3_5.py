@@ -1,7 +1,15 @@
 """Qwen3.5 and Qwen4, as language models and within vision-language ones."""
 
-import pytest
+import re
+import shutil
 
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+import slimstate
+import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from tiny_model import GATED_DELTA_HYBRID, KINDS, MIXTURE, seeing, variants
 
@@ -31,3 +39,17 @@ def test_a_language_model_alone_and_within_another_have_the_same_layers(name, fo
     for inner, outer in zip(text.mixers, whole.mixers, strict=True):
         assert (inner.axis, inner.path) == (outer.axis, outer.path)
         assert outer.stored_path == str(inner.stored_path).replace("model.", "model.language_model.")
+
+
+def test_a_text_model_with_the_names_of_a_larger_model_is_cut_alike(folders, tmp_path):
+    """transformers 5.23 writes these names for text models that it took from larger ones, and reads them."""
+    plain = folders["qwen3_5_text-plain"]
+    nested = shutil.copytree(plain, tmp_path / "nested", ignore=shutil.ignore_patterns("model*"))
+    weights = {re.sub("^model", "model.language_model", name): x for name, x in tiny.read_tensors(plain).items()}
+    save_file(weights, nested / "model.safetensors", metadata={"format": "pt"})
+    logits = []
+    for source in (plain, nested):
+        slimstate.prune(source, tmp_path / f"cut-{source.name}", method="l1", key_dim=8, progress=False)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / f"cut-{source.name}")
+        logits.append(model(input_ids=tiny.token_ids()).logits)
+    assert torch.equal(*logits)

@@ -86,10 +86,17 @@ class Checkpoint(Value):
         mixers = described_mixers(self.config)
         if len(mixers) > len(self.tensors):
             raise ModelError(f"config.json has {len(mixers):,} layers, and the files {len(self.tensors):,} tensors")
-        if self.quantisation is not None and self.quantisation.method == "mlx":  # it renames language models
-            paths = (mixer.place_in_files.replace("model.language_model.", "language_model.model.") for mixer in mixers)
-            mixers = tuple(replace(mixer, stored_path=path) for mixer, path in zip(mixers, paths, strict=True))
+        renames = [("model.", "model.language_model.")]  # by transformers, of text models saved as parts of others
+        if self.quantisation is not None and self.quantisation.method == "mlx":
+            renames.insert(0, ("model.language_model.", "language_model.model."))
+        for before, after in renames if mixers else ():
+            paths = [mixer.place_in_files.replace(before, after, 1) for mixer in mixers]
+            if not self._has(mixers[0].place_in_files) and self._has(paths[0]):
+                return tuple(replace(mixer, stored_path=path) for mixer, path in zip(mixers, paths, strict=True))
         return mixers
+
+    def _has(self, place: str) -> bool:
+        return any(name.startswith(f"{place}.") for name in self.tensors)
 
     @cached_property
     def quantisation(self) -> Quantisation | None:

@@ -49,14 +49,14 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, value_dim: int | No
         reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
         return
     with reporter.waiting("comparing the tensors with the stock class"):
-        shapes, mixers = _stock_shapes(checkpoint), described_mixers(checkpoint.config)
+        is_plain, shapes = checkpoint.quantisation is None, _stock_shapes(checkpoint)
         for name, shape, expected in _differences(checkpoint, checkpoint.config, shapes):
             if shape is None:
                 raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config needs")
             if expected is None:
                 raise ModelError(f"{checkpoint.folder} has a tensor {quoted(name)}, which its config has no place for")
             raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
-        cut = outline(mixers, key_dim, value_dim)
+        cut = outline(checkpoint.mixers if is_plain else described_mixers(checkpoint.config), key_dim, value_dim)
         after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
         resized = checkpoint.family.resize(checkpoint.config, key_dim, value_dim)
         for name, shape, expected in _differences(checkpoint, resized, after):
