@@ -21,7 +21,7 @@ from harness import DEMO, arguments, last_line_of, peak_memory_kib, seconds
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
-from slimstate.evaluation.perplexity import evaluation_windows, mean_nats
+from slimstate.evaluation.perplexity import evaluation_windows, window_nats
 from slimstate.evaluation.state_traces import trace_states
 from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
@@ -57,11 +57,11 @@ def main() -> None:
     windows = sample_windows(runtime.tokenizer, options.data, samples=options.samples, length=options.length).tokens
     tokens = evaluation_windows(runtime.tokenizer, options.text, options.length, options.max_tokens).tokens
     needs = frozenset({"gram", "input", "gradient"})
-    mean_nats(runtime, tokens[:1])
+    window_nats(runtime, tokens[:1])
 
     def parts() -> tuple[float, float]:
         calibration = seconds(device, lambda: calibrate(runtime, mixers, windows, needs))
-        return calibration, seconds(device, lambda: mean_nats(runtime, tokens))
+        return calibration, seconds(device, lambda: window_nats(runtime, tokens))
 
     def run_sweep(folder: str) -> None:
         slimstate.sweep(
