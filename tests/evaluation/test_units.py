@@ -46,8 +46,8 @@ def test_errors_are_those_of_repeated_draws_and_no_share_is_certain():
     assert 0.1 < share_error(6, 6) < 0.15
 
 
-@pytest.mark.parametrize(("shift", "kept"), [(0.02, "no difference"), (0.2, "%")])
-def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, kept):
+@pytest.mark.parametrize(("shift", "share"), [(0.02, "no difference"), (0.2, "%")])
+def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, share):
     noise = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)).double() / 10
 
     def result(nats):
@@ -62,7 +62,7 @@ def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, kept)
         assert here.error == pytest.approx((there.value - here.value) / 1e-6 * model.nats_error, rel=1e-4)
     pairs = compare(model, baseline)
     assert len(pairs) == 3
-    assert all(pair.kept.endswith((kept, f"{kept})")) for pair in pairs)
+    assert all(pair.share_text.endswith((share, f"{share})")) for pair in pairs)
     assert signed(0.02, 0.01).endswith("(no difference)")
     assert signed(0.021, 0.01) == "+0.021 ± 0.01"
 

@@ -86,7 +86,7 @@ class Checkpoint(Value):
         mixers = described_mixers(self.config)
         if len(mixers) > len(self.tensors):
             raise ModelError(f"config.json has {len(mixers):,} layers, and the files {len(self.tensors):,} tensors")
-        renames = [("model.", "model.language_model.")]  # by transformers, of text models saved as parts of others
+        renames = [("model.", "model.language_model.")]  # by transformers, if taken from a larger model
         if self.quantisation is not None and self.quantisation.method == "mlx":
             renames.insert(0, ("model.language_model.", "language_model.model."))
         for before, after in renames if mixers else ():

@@ -117,7 +117,7 @@ def by_fla(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def recomputed(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return what `by_fla` does; its backward pass computes keys and queries for each head again, not to save them."""
+    """Return the result of `by_fla`; the backward pass recomputes keys and queries per head instead of saving them."""
     result: tuple[Tensor, Tensor] = checkpoint(by_fla, inputs, use_reentrant=False, preserve_rng_state=False)
     return result
 

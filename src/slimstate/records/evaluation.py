@@ -7,7 +7,7 @@ from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
-from slimstate.records.numbers import dims_text, is_none, percent, plural
+from slimstate.records.numbers import NO_DIFFERENCE, dims_text, is_none, percent, plural
 from slimstate.records.parts import Model, Origin, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 from slimstate.records.training import ReconstructionSettings
@@ -156,10 +156,10 @@ class MeasurePair(Value):
     error: float | None = None  # standard error of the difference
 
     @property
-    def kept(self) -> str:
-        """The share, or that there is no difference within two standard errors."""
+    def share_text(self) -> str:
+        """The share, and that there is no difference where it is within two standard errors."""
         same = is_none((self.model or 0.0) - (self.baseline or 0.0), self.error)
-        return f"{percent(self.share, 1)}{' (no difference)' if same else ''}"
+        return f"{percent(self.share, 1)}{NO_DIFFERENCE if same else ''}"
 
 
 class EvaluationRecord(Record, Result, Origin):

@@ -1,6 +1,7 @@
 """Format numbers for people to read. Unknown values are a dash."""
 
 UNKNOWN = "–"
+NO_DIFFERENCE = " (no difference)"
 ARROW = " → "
 HUGE = 1e6  # from here on decimals say nothing
 
@@ -20,12 +21,12 @@ def is_none(difference: float, error: float | None) -> bool:
     return error is not None and abs(difference) <= 2 * error
 
 
-def signed(value: float | None, error: float | None = None, unit: str = "") -> str:
-    """Return a difference with its sign, three decimals and its standard error, and whether it is none."""
+def signed(value: float | None, error: float | None = None, unit: str = "", none: str = NO_DIFFERENCE) -> str:
+    """Return a difference with its sign, three decimals and its standard error, and `none` where it is within two."""
     if value is None:
         return UNKNOWN
-    none = " (no difference)" if is_none(value, error) else ""
-    return f"{round(value, 3) + 0.0:+.3f}".replace("-", "−") + with_error("", error) + unit + none
+    number = f"{round(value, 3) + 0.0:+.3f}".replace("-", "−")
+    return number + with_error("", error) + unit + (none if is_none(value, error) else "")
 
 
 def with_error(text: str, error: float | None) -> str:

@@ -183,7 +183,7 @@ def _key_dims(config: Config, engine: str, candidates: tuple[int, ...]) -> tuple
         return safe, fast, reason or f"{TITLES[engine]}: no key dim below the model's own is known to be safe"
     line = f"{TITLES[engine]}: safe key dim{'s' * (len(safe) > 1)} {', '.join(map(str, safe))}"
     if equal & {*safe}:
-        line += ", with as many values (--state-dim)"
+        line += ", with as many values (`state_dim`)"
     if fast != safe:
         line += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
     flags = dict.fromkeys(f"; {rule.where}: {rule.advice}" for rule in every if rule.verdict == "needs a flag")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import slimstate
+from slimstate.cli import name_flags
 from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import Detail, Printout, Table
 from slimstate.records.numbers import format_mib, plural
@@ -65,13 +66,13 @@ def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
         yield Table(columns, rows)
     if record.gains:
         yield from _show_gains(record.gains)
-    yield record.sides
+    yield name_flags(record.sides)
     if record.budget is not None:
         yield record.budget.why
     if record.speed:
         yield record.speed.advice
     for verdict in record.serving.verdicts:
-        yield f"serving: {verdict}"
+        yield f"serving: {name_flags(verdict)}"
     for rule in record.serving.rules:
         yield Detail(f"  {Rule(**rule).describe(condition=True)}")
 

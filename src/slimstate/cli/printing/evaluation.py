@@ -38,7 +38,12 @@ def show_evaluation(record: "EvaluationRecord") -> Printout:
     if (baseline := record.baseline) is not None:
         others = {item.name: item.error for item in baseline.measures()}
         rows = [
-            (row.measure, _number(row.model, errors[row.measure]), _number(row.baseline, others[row.measure]), row.kept)
+            (
+                row.measure,
+                _number(row.model, errors[row.measure]),
+                _number(row.baseline, others[row.measure]),
+                row.share_text,
+            )
             for row in record.compared
         ]
         yield Table(("measure", record.name, baseline.name, "share kept"), rows)
@@ -97,9 +102,9 @@ def _in_units(result: "Row | Uncut", uncut: "Uncut") -> dict[str, str]:
         texts[item.name] = _number(item.value, item.error)
         if result is not uncut and item.value is not None and (value := before.get(item.name)) is not None:
             error = getattr(result, "recall_error", None) if item.group == "recall" else None
-            texts[item.name] += f", {signed(item.value - value, error)}"
-    texts["nats over uncut"] = signed(getattr(result, "nats_over_uncut", 0.0), getattr(result, "nats_error", None))
-    return {name: text.replace("no difference", "none") for name, text in texts.items()}
+            texts[item.name] += f", {signed(item.value - value, error, none=' (none)')}"
+    loss, error = getattr(result, "nats_over_uncut", 0.0), getattr(result, "nats_error", None)
+    return {**texts, "nats over uncut": signed(loss, error, none=" (none)")}
 
 
 def _number(value: float | None, error: float | None = None) -> str:
