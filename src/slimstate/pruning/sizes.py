@@ -260,7 +260,7 @@ def _sides_line(headers: Headers) -> str:
     """Return whether keys and values can be cut, to which value dims, and what half of both would take."""
     config, first, family = headers.config, headers.mixers[0], family_of(headers.config)
     if family.one_width:
-        return "keys and values have one width: a key dim is the value dim, too (`state_dim`)"
+        return "keys and values have one width: a key dim is the value dim, too (--state-dim)"
     if (reason := family.value_refusal(config)) is not None:
         return f"values cannot be cut: {reason}"
     value_dims, keys = value_dims_worth_choosing(family, config), family.key_refusal(config)

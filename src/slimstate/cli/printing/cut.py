@@ -66,7 +66,7 @@ def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
         yield Table(columns, rows)
     if record.gains:
         yield from _show_gains(record.gains)
-    yield name_flags(record.sides)
+    yield record.sides
     if record.budget is not None:
         yield record.budget.why
     if record.speed:
