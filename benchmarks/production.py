@@ -215,7 +215,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 record[what] = run(what, Path(folder), options)
             else:
                 record[what] = json.loads(last_line_of(__file__, "--only", what, folder, *flags))
-            print(f"{name}, {what}: {record[what]['seconds']:.0f} s", file=sys.stderr, flush=True)
+            peak = (record[what]["gpu_peak_bytes"] or record[what]["host_peak_bytes"]) / 2**30
+            print(f"{name}, {what}: {record[what]['seconds']:.0f} s, {peak:.1f} GiB", file=sys.stderr, flush=True)
     record["estimate"] = estimate(record["reconstruct"], record["few"], record["all"])
     return record
 
