@@ -101,13 +101,13 @@ def _pairs() -> list[dict[str, Any]]:
 
 def _scans() -> list[dict[str, Any]]:
     """Return the speeds of Mamba-2 models by transformers' scan and by fla's, in one run."""
-    rows = [row for row in record("gpu-kernels")["speed"] if row["model_type"] != "gated_deltanet"]
+    rows = [row for row in record("gpu-kernels")["speed"] if row["model_type"] not in ("gated_deltanet", "comba")]
     by_model: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_model.setdefault(row["model_type"], {})[row["scan"]] = row
     result = []
     for name, scans in by_model.items():
-        ours, theirs = scans["fla, one step in PyTorch"], scans.get("transformers' scan")
+        ours, theirs = scans["fla + slimstate's kernel for one step"], scans.get("transformers' scan")
         row: dict[str, Any] = {"model": name, **ours}
         for way in ("forward", "training") if theirs else ():
             speed = f"{way}_tokens_per_second"
