@@ -10,6 +10,7 @@ from tables.layout import GIB, grid, only, pairs, percent, record, select, table
 from tables.recovery import MODELS
 
 MEASURED = record("reconstruction-30m")
+TRIED = record("reconstruction-ways")
 KEY_DIMS = (64, 32, 16)
 DISTILLED = "600 steps and `--distill 300`"
 # rows of the record, by the options of the command
@@ -99,6 +100,30 @@ def _weighted(title: str, place: tuple[str, int]) -> str:
 def _variant(way: str, model: str) -> str:
     row = only(MEASURED["rows"], model=MODELS[model], key_dim=32, way=way, steps=400, learning_rate=1e-3)
     return f"{row['nats_over_uncut']['wikitext2']:.3f}"
+
+
+def _ways(*models: str) -> str:
+    """Return a line for each way that was tried on these models, and its nats over the uncut model on each text."""
+    rows = [row for row in TRIED["rows"] if row["model"] in models]
+    names = {"wikitext2": "WikiText-2", "fineweb_edu": "FineWeb-Edu", "latex": "LaTeX", "held_out": "held out"}
+    texts = [text for text in names if all(text in row["nats_over_uncut"] for row in rows)]
+    by_way: dict[str, dict[str, str]] = {}
+    for row in rows:
+        title = "" if len(models) == 1 else next(f"{title}, " for title, name in MODELS.items() if name == row["model"])
+        cells = by_way.setdefault(row["way"], {"way": row["way"]})
+        cells |= {f"{title}{names[text]}": f"{row['nats_over_uncut'][text]:.3f}" for text in texts}
+    columns = dict.fromkeys(column for cells in by_way.values() for column in cells)
+    return table({column: "{" + column + "}" for column in columns}, by_way.values())
+
+
+def _kinds() -> list[dict[str, Any]]:
+    """Return how the loss divides over kinds of tokens."""
+    return [
+        {"model": title, "text": text, "kind": kind, **cell}
+        for title, name in MODELS.items()
+        for text, place in (("WikiText-2", "wikitext2"), ("held out", "held_out"))
+        for kind, cell in TRIED["divided"][name][place]["by_kind"].items()
+    ]
 
 
 def _bundled() -> list[dict[str, Any]]:
@@ -206,6 +231,25 @@ TABLES = {
             "minutes": "{minutes:.1f}",
         },
         _bundled(),
+    ),
+    "ways": _ways(*MODELS.values()),
+    "ways-bundled": _ways("bundled"),
+    "loss-by-token": table(
+        {
+            "model": "{model}",
+            "text": "{text}",
+            "token": "{kind}",
+            "share of the tokens": "{tokens:.0%}",
+            "nats lost by one": "{nats:.3f}",
+            "share of the loss": "{share:.0%}",
+        },
+        _kinds(),
+    ),
+    "loss-by-layer": grid(
+        ("one layer of the cut",),
+        [(title,) for title in MODELS],
+        range(8),
+        lambda title, layer: f"{TRIED['divided'][MODELS[title]]['layers_alone'][layer]:.3f}",
     ),
     "weighted": grid(("tokens count",), [(title,) for title in WEIGHTS], PLACES, _weighted),
     "production": _production(),
