@@ -10,18 +10,10 @@ from slimstate.checkpoints.card_header import header_of, public_name, with_origi
 
 NAME = "delta_net-plain"
 OURS = "---\nlibrary_name: transformers\ntags:\n- slimstate\n---\n# A model\n"
-ORIGINAL = """---
-license: apache-2.0
-license_link: https://example.org/licence
-language:
-- en
-- de
-tags: [chat, linear-attention]
-base_model: someone/base
-datasets: [someone/data]
----
-# The original
-"""
+ORIGINAL = (
+    "---\nlicense: apache-2.0\nlicense_link: https://example.org/licence\nlanguage:\n- en\n- de\n"
+    "tags: [chat, linear-attention]\nbase_model: someone/base\ndatasets: [someone/data]\n---\n# The original\n"
+)
 
 
 def test_licence_language_tags_and_base_stay(tmp_path):

@@ -68,9 +68,8 @@ def test_shards_dtypes_and_other_files_are_kept(folders, tmp_path):
     record = cut(folder, tmp_path / "cut")
     before, after = Checkpoint.open(folder), Checkpoint.open(tmp_path / "cut")
     assert len(before.files) > 1
-    assert {name: list(file.tensors) for name, file in before.files.items()} == {
-        name: list(file.tensors) for name, file in after.files.items()
-    }
+    contents = [{name: list(file.tensors) for name, file in each.files.items()} for each in (before, after)]
+    assert contents[0] == contents[1]
     assert {info.dtype for info in after.tensors.values()} == {info.dtype for info in before.tensors.values()}
     assert after.index["weight_map"] == before.index["weight_map"]
     assert after.index["metadata"]["total_size"] == sum(info.size for info in after.tensors.values())
@@ -245,9 +244,7 @@ def test_a_disk_without_room_is_refused_before_the_model_runs(model, text_file, 
 
 def test_what_a_killed_run_left_behind_is_cleared_or_comes_back(model, tmp_path):
     out, host = tmp_path / "cut", socket.gethostname()
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    ).stdout
+    dead = subprocess.check_output([sys.executable, "-c", "import os; print(os.getpid())"], text=True)
     hidden = [f".cut.partial-{host}-{os.getpid()}", f".cut.partial-{host}-{dead.strip()}"]
     for name in hidden:
         (tmp_path / name).mkdir()
@@ -356,15 +353,13 @@ def damage(folder: Path, name: str, change) -> None:
 
 LAYERS = "model.layers"
 DAMAGE = {
-    f"{LAYERS}.1.attn.k_proj.weight": (
-        lambda x: x.index_fill(0, torch.tensor([30]), torch.nan),
-        "layer 1, head 1: .*NaN",
-    ),
+    f"{LAYERS}.1.attn.k_proj.weight": (lambda x: x.index_fill(0, torch.tensor([30]), torch.nan),
+                                       "layer 1, head 1: .*NaN"),
     f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
     f"{LAYERS}.0.mlp.gate_proj.weight": (lambda x: x.clone().fill_(3e38), "gate_proj.weight holds .* above 1e"),
     f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), "q_proj.weight has 47 rows where the config needs 48"),
     f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("tensor", sorted(DAMAGE))

@@ -26,13 +26,8 @@ WIDTHS = (64, 96, 80)
 # groups of inputs have up to 128; experts that are packed fail in transformers, cut or not
 SIZES = {"hidden_size": 128, "num_experts_per_tok": None, "vocab_size": 272}
 GATED = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64, **SIZES}
-MAMBA = {
-    "mamba_d_state": 128,
-    "mamba_n_heads": 16,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "hidden_size": 128,
-}
+MAMBA = {"mamba_d_state": 128, "mamba_n_heads": 16, "hidden_size": 128}
+MAMBA |= {"num_local_experts": 0, "num_experts_per_tok": 0}
 NEMOTRON = {"ssm_state_size": 128, "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "hidden_size": 128}
 MODELS = {
     "qwen3_next": {**MIXTURE, **GATED, "num_experts_per_tok": 2, "mlp_only_layers": [0, 1, 2]},

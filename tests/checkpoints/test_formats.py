@@ -57,11 +57,8 @@ def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path,
     plan = slimstate.prune(source, out, method="l1", key_dim=DIM, progress=False).plan
     before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
     plain = {f"{stock_name(module)}.weight": scheme.values(parts_of(before, module)) for module in modules}
-    slots = {
-        f"{mixer.place_in_files}.{slot.parameter}"
-        for mixer in Checkpoint.open(source).mixers
-        for slot in mixer.axis.slots
-    }
+    mixers = Checkpoint.open(source).mixers
+    slots = {f"{mixer.place_in_files}.{slot.parameter}" for mixer in mixers for slot in mixer.axis.slots}
     expected = cut(plain, Checkpoint.open(models[model]).mixers, plan.selections)
     for module in modules:
         parts, rows = parts_of(after, module), expected[f"{stock_name(module)}.weight"]

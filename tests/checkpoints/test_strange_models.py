@@ -1,6 +1,7 @@
 """Models of strangers: what is not a plain model folder is refused in one line, and nothing outside it is touched."""
 
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from slimstate.checkpoints.safetensors_io import TensorFile, TensorFileWriter
 from slimstate.system.errors import MAX_LINE, ModelError
 
 NAME, GATED = tiny.PLAIN
+DRRQR = {"method": "drrqr", "samples": 2, "length": 64}
 
 
 @pytest.fixture
@@ -67,18 +69,13 @@ def test_an_index_says_where_tensors_are(model):
     refused(model, "does not hold lm_head.weight, as the index says")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"weight_map": 5}, "no weight_map"),
-        ({"weight_map": {}}, "no weight_map"),
-        ({"metadata": []}, "invalid metadata"),
-        ({"metadata": {"total_parameters": "x"}}, "invalid metadata"),
-    ],
-)
-def test_an_index_of_wrong_types_is_refused(change, words, model):
+WRONG_TYPES = ({"weight_map": 5}, {"weight_map": {}}, {"metadata": []}, {"metadata": {"total_parameters": "x"}})
+
+
+@pytest.mark.parametrize("change", WRONG_TYPES)
+def test_an_index_of_wrong_types_is_refused(change, model):
     change_json(model / INDEX, lambda data: data.update(change))
-    refused(model, words)
+    refused(model, "no weight_map" if "weight_map" in change else "invalid metadata")
 
 
 def pipe_in_place_of(path: Path) -> None:
@@ -88,18 +85,14 @@ def pipe_in_place_of(path: Path) -> None:
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     # transformers takes the single file, slimstate took the index: what ran was not what was cut
-    "two sets of weights": (
-        lambda model: shutil.copyfile(sorted(model.glob("*.safetensors"))[0], model / "model.safetensors"),
-        "libraries differ in which they load",
-    ),
-    "an adapter": (
-        lambda model: (model / "adapter_config.json").write_text("{}"),
-        r"adapter_config\.json, which makes libraries load other weights",
-    ),
+    "two sets of weights": (lambda model: shutil.copy(min(model.glob("*.safetensors")), model / "model.safetensors"),
+                            "libraries differ in which they load"),
+    "an adapter": (lambda model: (model / "adapter_config.json").write_text("{}"),
+                   r"adapter_config\.json, which makes libraries load other weights"),
     "a link to a folder": (lambda model: (model / "more").symlink_to(model.parent.parent), "leads out"),
     "a pipe": (lambda model: pipe_in_place_of(model / "vocab.txt"), "not a regular file"),
     "a pipe as config": (lambda model: pipe_in_place_of(model / "config.json"), "not a regular file"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SPOILED)
@@ -166,17 +159,12 @@ def test_what_cannot_be_loaded_never_appears(folders, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("moment", "file"),
-    [
-        ("slimstate.pruning.planning.plan_of", "weights"),
-        ("slimstate.pruning.cut.cut_config", "weights"),
-        ("slimstate.pruning.cut.cut_config", "config"),
-        ("slimstate.pruning.evidence.calibrate", "weights"),  # its sums would be of neither
-    ],
-)
-def test_a_model_that_changes_while_it_is_cut_is_refused(moment, file, model, text_file, monkeypatch):
-    module, _, name = moment.rpartition(".")
-    work = getattr(importlib.import_module(module), name)
+    ("module", "name", "file"),  # sums that `calibrate` began before the change would be of neither
+    [("planning", "plan_of", "weights"), ("cut", "cut_config", "weights"), ("cut", "cut_config", "config"),
+     ("evidence", "calibrate", "weights")],
+)  # fmt: skip
+def test_a_model_that_changes_while_it_is_cut_is_refused(module, name, file, model, text_file, monkeypatch):
+    work = getattr(place := importlib.import_module(f"slimstate.pruning.{module}"), name)
 
     def changing(*given: Any, **options: Any) -> Any:
         result = work(*given, **options)
@@ -187,8 +175,8 @@ def test_a_model_that_changes_while_it_is_cut_is_refused(moment, file, model, te
             change_json(model / "config.json", lambda data: data.update(hidden_act="relu"))
         return result
 
-    monkeypatch.setattr(moment, changing)
-    text = {"method": "drrqr", "data": text_file, "samples": 2, "length": 64, "evidence": model.parent / "evidence"}
+    monkeypatch.setattr(place, name, changing)
+    text = {"data": text_file, "evidence": model.parent / "evidence", **DRRQR}
     with pytest.raises(ModelError, match=r"changed while it was read|config\.json changed"):
         cut(model, model.parent / "cut", **(text if name == "calibrate" else {}))
     assert [path.name for path in model.parent.iterdir()] == ["model"]
@@ -238,26 +226,15 @@ def test_a_snapshot_of_the_hub_is_cut_and_its_links_become_files(folders, tmp_pa
 
 
 CODE = {
-    "attn_implementation": "owner/kernel",
-    "_attn_implementation": "owner/kernel@main:f",
-    "_attn_implementation_internal": {"": "owner/kernel"},
-    "experts_implementation": "owner/experts",
-    "configuration_files": ["config.5.0.0.json"],
-    "transformers_weights": "other.safetensors",
-    "kernel_config": {"x": "owner/kernel"},
-    "dtype": "load",
-    "num_hidden_layers": 10**7,
-    "hidden_size": 10**30,
-    "norm_eps": float("inf"),
-    "slimstate": {"key_dim": 8},
-    "num_labels": 10**9,
-}
+    "attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel@main:f",
+    "_attn_implementation_internal": {"": "owner/kernel"}, "experts_implementation": "owner/experts",
+    "configuration_files": ["config.5.0.0.json"], "transformers_weights": "other.safetensors",
+    "kernel_config": {"x": "owner/kernel"}, "dtype": "load", "num_hidden_layers": 10**7, "hidden_size": 10**30,
+    "norm_eps": float("inf"), "num_labels": 10**9, "slimstate": {"key_dim": 8},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "nested"),
-    [(name, nested) for name in CODE for nested in (False, True) if (name, nested) != ("slimstate", True)],
-)
+@pytest.mark.parametrize(("name", "nested"), [*itertools.product(CODE, (False, True))][:-1])  # slimstate: not nested
 def test_a_config_asks_for_what_a_config_may_ask_for(name, nested, model):
     value = {"inner": {name: CODE[name]}} if nested else {name: CODE[name]}
     change_json(model / "config.json", lambda data: data.update(value))
@@ -281,7 +258,7 @@ def test_json_that_nobody_writes_is_refused(text, model):
     refused(model, "config.json (is not JSON|is nested|holds text|is not a JSON object)")
 
 
-def test_a_damaged_tokenizer_is_one_line(model, text_file):
+def test_a_damaged_tokenizer_and_tokens_beyond_the_vocabulary_are_one_line(model, text_file):
     for name, text in (
         ("tokenizer.json", '{"model": 5}'),
         ("tokenizer.json", "[" * 5000),
@@ -290,16 +267,10 @@ def test_a_damaged_tokenizer_is_one_line(model, text_file):
     ):
         kept = (model / name).read_bytes()
         (model / name).write_text(text)
-        refused(
-            model, "no usable tokenizer|not the name of a file", method="drrqr", data=text_file, samples=2, length=64
-        )
+        refused(model, "no usable tokenizer|not the name of a file", data=text_file, **DRRQR)
         (model / name).write_bytes(kept)
-
-
-def test_tokens_beyond_the_vocabulary_are_named(model, text_file):
     change_json(model / "tokenizer.json", lambda data: data["model"]["vocab"].update(e=40_000))
-    refused(model, "has token 40000, and the model embeddings of 258", method="drrqr", data=text_file, samples=2,
-            length=64)  # fmt: skip
+    refused(model, "has token 40000, and the model embeddings of 258", data=text_file, **DRRQR)
 
 
 def test_a_large_norm_epsilon_is_said_and_a_larger_one_refused(folders, tmp_path):
@@ -338,11 +309,8 @@ def test_a_model_card_shows_names_as_text(model):
 
 
 def test_plain_names_are_left_as_they_are():
-    for text in (
-        "models/delta_net-1.3b",
-        "a cut (0.5)",
-        "norm_eps times 2: compensates it, so that cutting equals zeroing",
-    ):
+    sentence = "norm_eps times 2: compensates it, so that cutting equals zeroing"
+    for text in ("models/delta_net-1.3b", "a cut (0.5)", sentence):
         assert prose(text) == text
         assert code(text) == f"`{text}`"
         assert fenced(text) == f"```\n{text}\n```"

@@ -90,7 +90,7 @@ def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, su
     assert [(row.measure, row.model, row.baseline) for row in record.compared[:2]] == [
         (unit, *(getattr(each, unit.replace(" ", "_")) for each in (record, alone))) for unit in units
     ]
-    recall = [f"associative recall, {pairs} pairs" for pairs in (2, 4, 8, 16, 32)]
+    recall = ["associative recall", *(f"associative recall, {pairs} pairs" for pairs in (2, 4, 8, 16, 32))]
     assert [row.measure for row in record.compared[2:]] == recall
     assert record.digest.startswith("sha256:")
     assert record.versions["torch"]

@@ -171,17 +171,15 @@ def test_targets_are_endings_of_the_names_of_linear_layers(name, targets):
     assert modules_trained(selected.attach(model))[0] == {*expected}
 
 
+NO_LINEAR_LAYERS = ("proj", "layers.0.attn", "q_conv1d", "embeddings", "lm_head", "res_proj")  # fla reads its weight
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lora_targets": "x_proj"}, "x_proj matches no linear layer; there are q_proj, .*down_proj, all-linear"),
         ({"lora_targets": "q_proj,x_proj"}, "`lora_targets` x_proj matches"),
-        ({"lora_targets": "proj"}, "`lora_targets` proj matches"),  # only whole names
-        ({"lora_targets": "layers.0.attn"}, "`lora_targets` layers.0.attn matches"),
-        ({"lora_targets": "q_conv1d"}, "`lora_targets` q_conv1d matches"),
-        ({"lora_targets": "embeddings"}, "`lora_targets` embeddings matches"),
-        ({"lora_targets": "lm_head"}, "`lora_targets` lm_head matches"),
-        ({"lora_targets": "res_proj"}, "`lora_targets` res_proj matches"),  # fla only reads its weight
+        *(({"lora_targets": name}, f"`lora_targets` {name} matches") for name in NO_LINEAR_LAYERS),
         ({"lora_targets": " , "}, "`lora_targets` must name at least one linear layer"),
         ({"full": True, "lora_targets": "q_proj"}, "leave out `lora_targets`"),
         ({"full": True, "unfreeze": "norms"}, "leave out `lora_targets` and `unfreeze`"),

@@ -45,12 +45,9 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str 
         return ["recover", str(pairs[name][1]), *options(**values)]
 
     def killed(out: str, shard: tuple[Path, Path] | None = None, **before: list[str]) -> list[str]:
-        commands = {
-            **before,
-            f"{out}-nowhere": recover(f"{out}-nowhere", data="/nowhere/x.txt"),
-            f"{out}-nan": recover(f"{out}-nan", lr=1e30, save_every=1, full=True),
-            out: recover(out, lora=True),
-        }
+        bad = {"nowhere": {"data": "/nowhere/x.txt"}, "nan": {"lr": 1e30, "save_every": 1, "full": True}}
+        commands = {**before, **{f"{out}-{name}": recover(f"{out}-{name}", **changes) for name, changes in bad.items()}}
+        commands[out] = recover(out, lora=True)
         request = {"commands": commands, "die_at": DIE_AT, "shard": None if shard is None else list(map(str, shard))}
         return [str(SCRIPT), str(root), json.dumps(request)]
 

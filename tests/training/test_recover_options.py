@@ -87,19 +87,14 @@ def test_explicit_options_override_the_preset(pairs, monkeypatch, execute, refus
         assert f"--preset paper trains adapters, from a teacher, and {flag} contradicts it" in line
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "kind"),
-    [
-        (NAME, {"lora_rank": 5}, None),
-        (GATED, {"lora": True}, GATED),
-        (NAME, {"lora_targets": "all-linear"}, None),
-        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
-        (GATED, PAPER, "paper"),
-        (NAME, {}, "full"),
-        (NAME, {"mixers": True}, None),
-        (TIED[1], {"full": True}, TIED[1]),
-    ],
-)
+DRY_RUNS = (
+    (NAME, {"lora_rank": 5}, None), (GATED, {"lora": True}, GATED), (NAME, {"lora_targets": "all-linear"}, None),
+    (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None), (GATED, PAPER, "paper"),
+    (NAME, {}, "full"), (NAME, {"mixers": True}, None), (TIED[1], {"full": True}, TIED[1]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "kind"), DRY_RUNS)
 def test_a_dry_run_describes_the_training_and_writes_nothing(name, changes, kind, pairs, recover, recoveries, tmp_path):
     preview = slimstate.preview(pairs[name][1], teacher=pairs[name][0], progress=False, **{**BRIEF, **changes})
     assert list(tmp_path.iterdir()) == []
@@ -186,9 +181,7 @@ BAD = {
     "both": ({"steps": 4, "tokens": 999}, PlanError, "give either --steps or --tokens"),
     "few tokens": ({"steps": None, "tokens": 127}, PlanError, "--tokens must be at least the 128 of one step, got 127"),
     "parts": ({"grad_accum": 3}, PlanError, r"--batch-size must be a multiple of .* 3 parts \(--grad-accum\), got 4"),
-    "rising lr": (
-        {"lr": 1e-4, "min_lr": 1e-3}, PlanError, "--min-lr must be at most the learning rate 0.0001, got 0.001"
-    ),
+    "rising lr": ({"lr": 1e-4, "min_lr": 0.5}, PlanError, "--min-lr must be at most the learning rate 0.0001, got 0.5"),
     "above the model's lr": ({"lr": None, "min_lr": 1e-3}, PlanError, "at most the learning rate 0.0005, got 0.001"),
     "missing data": ({"data": "/nowhere/x.txt"}, DataError, "no data at /nowhere/x.txt"),
     "little data": ({"data": "LITTLE"}, DataError, "has 0 of the 2 windows of 32 tokens that are needed"),
@@ -241,16 +234,15 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs
     assert before == {path for root in roots for path in root.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    ("package", "changes", "way_out"),
-    [
-        ("peft", {"lora": True}, r"pip install 'slimstate\[recover\]'$"),
-        ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
-        ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or `report_to` none$"),
-        ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
-        ("peft", {"full": True}, None),
-    ],
-)
+EXTRA = r"pip install 'slimstate\[recover\]'"
+MISSING = (
+    ("peft", {"lora": True}, f"{EXTRA}$"), ("accelerate", {}, f"{EXTRA}$"), ("peft", {"full": True}, None),
+    ("tensorboard", {"report_to": "tensorboard"}, f"{EXTRA}, or `report_to` none$"),
+    ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "changes", "way_out"), MISSING)
 def test_a_missing_package_is_named_where_it_is_needed(package, changes, way_out, recover, tmp_path, monkeypatch):
     find_spec = options.find_spec
     monkeypatch.setattr(options, "find_spec", lambda name: None if name == package else find_spec(name))

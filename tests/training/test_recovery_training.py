@@ -79,16 +79,13 @@ def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text
     assert record.measured.nats.after < record.measured.nats.before
 
 
-@pytest.mark.parametrize(
-    ("name", "length", "tokens", "changes"),
-    [
-        (NAME, 32, 500, {"control": True}),
-        (NAME, 1030, None, {}),
-        ("bfloat16", 32, 256, {}),  # weights are rounded for the file
-        ("bfloat16", 32, 256, {"full": True}),
-        (TIED[0], 32, 256, {"full": True}),  # weights are stored once and used twice
-    ],
-)
+MEASURED = (  # weights of bfloat16 are rounded for the file, those of a tied model stored once and used twice
+    (NAME, 32, 500, {"control": True}), (NAME, 1030, None, {}), ("bfloat16", 32, 256, {}),
+    ("bfloat16", 32, 256, {"full": True}), (TIED[0], 32, 256, {"full": True}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "length", "tokens", "changes"), MEASURED)
 def test_the_numbers_are_those_of_evaluate(name, length, tokens, changes, pairs, recover, unseen_text, tmp_path):
     options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": unseen_text, "eval_tokens": tokens}
     record = recover(name, tmp_path / "out", **options, **changes)
@@ -97,9 +94,8 @@ def test_the_numbers_are_those_of_evaluate(name, length, tokens, changes, pairs,
     measured, nats = record.measured, record.measured.nats.by_name()
     assert nats.keys() == folders.keys()
     for kind, folder in folders.items():
-        evaluation = slimstate.evaluate(
-            folder, unseen_text, length=min(1024, length), max_tokens=tokens, progress=False
-        )
+        sizes = {"length": min(1024, length), "max_tokens": tokens}
+        evaluation = slimstate.evaluate(folder, unseen_text, progress=False, **sizes)
         assert nats[kind] == pytest.approx(evaluation.nats_per_token, rel=1e-6)
         assert standard_error(evaluation.window_nats) == evaluation.nats_error
         assert measured.window_nats[kind] == pytest.approx(evaluation.window_nats, rel=1e-5)

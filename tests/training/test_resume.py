@@ -18,16 +18,13 @@ from slimstate.training.trainer import StudentTrainer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "later"),
-    [
-        (NAME, {}, {}),
-        (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
-        ("full", DEFAULT, {"full": True}),
-        ("controlled", {"control": True}, {}),
-        ("paper", PAPER, {}),
-    ],
-)
+RUNS = (
+    (NAME, {}, {}), (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}), ("full", DEFAULT, {"full": True}),
+    ("controlled", {"control": True}, {}), ("paper", PAPER, {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "changes", "later"), RUNS)
 def test_an_interrupted_recovery_ends_with_the_same_bytes(kind, changes, later, recover, recoveries, tmp_path):
     part, name = "control" if kind == "controlled" else "model", kind if kind == "paper" else NAME
     folder = interrupt(recover, tmp_path / "out", name=name, **changes) / part

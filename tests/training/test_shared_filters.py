@@ -39,12 +39,8 @@ def shared_model(variant: tiny.Variant, folder: Path, sharing: str) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[tuple[str, str], Path]:
-    root = tmp_path_factory.mktemp("shared")
-    return {
-        (name, kind): shared_model(tiny.VARIANTS[name], root / f"{name}-{kind}", kind)
-        for name in NAMES
-        for kind in KINDS
-    }
+    root, pairs = tmp_path_factory.mktemp("shared"), [(name, kind) for name in NAMES for kind in KINDS]
+    return {(name, kind): shared_model(tiny.VARIANTS[name], root / f"{name}-{kind}", kind) for name, kind in pairs}
 
 
 def filters(folder: Path):

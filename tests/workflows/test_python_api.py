@@ -4,6 +4,8 @@ import inspect
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,10 +16,12 @@ from recoveries import Listener
 from slimstate import EvalConfig, PruneConfig, RecoverConfig, Selector, workflows
 from slimstate.benchmark.options import CalibrateBenchConfig
 from slimstate.cli.commands import OutputFlags
+from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.folder import read_records
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 from slimstate.system.options import Options, options_of
-from slimstate.workflows.options import InspectConfig, SweepConfig, VerifyConfig
+from slimstate.workflows.options import InspectConfig, ReconstructConfig, SweepConfig, VerifyConfig
 
 pytestmark = pytest.mark.slow
 NAME = "delta_net-plain"
@@ -128,6 +132,56 @@ def test_every_workflow_takes_models_in_memory(model, tmp_path):
     assert slimstate.report(tmp_path, progress=False).path == tmp_path / "report.html"
 
 
+@pytest.fixture
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.txt"
+    path.write_text(" = Heading = \n" + tiny.text(6000, seed=3))  # WikiText, which has a word perplexity
+    return path
+
+
+def test_what_is_written_is_measured_beside_the_uncut_model_as_evaluate_does(folders, text_file, page, tmp_path):
+    model, options, run = folders[NAME], {"eval_tokens": 1100, "progress": False}, {"seconds": 0, "config": {}}
+    cut = slimstate.prune(model, tmp_path / "slim", method="l1", key_dim=8, eval_text=page, **options)
+    options |= {"data": page, "steps": 1, "batch": 2, "samples": 4, "length": 32, "eval_text": text_file}
+    better = slimstate.reconstruct(tmp_path / "slim", tmp_path / "better", **options)
+    both, limit = {"associative": True, "baseline": model}, {"max_tokens": 1100, "progress": False}
+    for record, text, units in ((cut, page, ["word perplexity"]), (better, text_file, ["perplexity", "bits per byte"])):
+        measured, card = slimstate.evaluate(record.path, text, **both, **limit), (record.path / "README.md").read_text()
+        written = EvaluationRecord.read(record.path / EvaluationRecord.FILE)
+        assert record.evaluation == replace(written, out=record.evaluation.out)
+        assert replace(written, command="", **run) == replace(measured, command="", **run)
+        assert written.baseline.associative_recall.stderr > 0
+        rows = list(written.comparison(main=True))
+        assert [name for name, *_ in rows] == [*units, "associative recall"]
+        assert all(f"| {name} | {before} | {after} | {share} |" in card for name, after, before, share in rows)
+    titles = [f"| | uncut | {stage} | share kept |" in card for stage in ("cut", "reconstructed")]
+    assert titles == [True, True], "the numbers before the reconstruction, too"
+    slimstate.prune(tmp_path / "better", tmp_path / "again", method="l1", key_dim=4, progress=False)
+    assert read_records(tmp_path).counts()["evaluation"] == 2, "the cut of a measured model has no copy"
+
+
+def test_a_command_prints_what_it_measures_and_reads_the_text_first(folders, text_file, page, tmp_path, execute):
+    (short := page.with_name("short.txt")).write_text("Short.")
+    words = ("prune", folders[NAME], "--key-dim", 8, "--data", text_file, "--reconstruct", "--reconstruct-steps", 1)
+    words += ("--reconstruct-samples", 4, "--reconstruct-length", 32, "--out", tmp_path / "slim", "--eval-text")
+    assert "fewer than a window of 1024: use --eval-tokens" in execute(*words, short)[2]
+    assert not list(tmp_path.iterdir())
+    code, printed, err = execute(*words, page, "--eval-tokens", 1100)
+    assert code == 0, err
+    record = EvaluationRecord.read(tmp_path / "slim" / EvaluationRecord.FILE)
+    assert record.cut.reconstructed
+    assert all(line in printed.splitlines() for line in record.summary())
+
+
+def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders, page, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimstate.evaluation.measure.associative_recall", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        slimstate.prune(folders[NAME], tmp_path / "slim", method="l1", key_dim=8, eval_text=page, progress=False)
+    assert slimstate.inspect(tmp_path / "slim").key_dim == 8
+    assert "Measured" not in (tmp_path / "slim" / "README.md").read_text()
+    assert not (tmp_path / "slim" / EvaluationRecord.FILE).exists()
+
+
 TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
 
 
@@ -151,6 +205,7 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
         ({"method": "l1", "key_dim": "8"}, "`key_dim` must be a whole number, got '8'"),
         ({"method": "l1", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
         ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
+        ({"method": "l1", "eval_text": TEXTS}, "`eval_text` measures what is written: give `out`"),
         ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
     ],
 )
@@ -167,6 +222,8 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
         (PruneConfig, {"apply": "plan", "method": "l1"}, "`method` is part of the plan of `apply`"),
         (PruneConfig, {"apply": "plan", "data": "x.txt"}, "`data` is part of the plan of `apply`"),
         (PruneConfig, {"key_dim": 8, "state_dtype": "bf16"}, "`state_dtype` needs a budget"),
+        (PruneConfig, {"eval_tokens": 8}, "`eval_tokens` needs `eval_text`"),
+        (ReconstructConfig, {"eval_tokens": 8}, "`eval_tokens` needs `eval_text`"),
         (EvalConfig, {"limit": 8}, "`limit` needs `tasks` or `recall`"),
         (EvalConfig, {"state_every": 8}, "`state_every` needs another `state_dtype`"),
         (RecoverConfig, {"no_teacher": True, "temperature": 1.0}, "`temperature` needs a teacher"),
@@ -177,17 +234,14 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
         (SweepConfig, {"samples": 8}, "`samples` needs `data`"),
         (SweepConfig, {"value_method": "l1"}, "`value_method` needs `value_dims`"),
         (SweepConfig, {"state_every": 8}, "`state_every` needs another of `state_dtypes`"),
-        (
-            SweepConfig,
-            {"data": "x", "reconstruct_steps": 0, "reconstruct": True, "reconstruct_learning_rate": 0.1},
-            "`reconstruct_learning_rate` needs `reconstruct_steps` above 0",
-        ),
+        (SweepConfig, {"data": "x", "reconstruct": True, "reconstruct_steps": 0, "reconstruct_learning_rate": 0.1},
+         "`reconstruct_learning_rate` needs `reconstruct_steps` above 0"),
         (VerifyConfig, {"engine": "mlx", "gguf_type": "q8_0"}, "`gguf_type` is for `engine` llama.cpp"),
         (VerifyConfig, {"engine": "mlx", "engine_settings": '{"a": 1}'}, "`engine_settings` is for `engine` llama"),
         (CalibrateBenchConfig, {"documents": "lines"}, "`documents` needs `data`"),
         (OutputFlags, {"quiet": True, "verbose": True}, "either `quiet` or `verbose`"),
     ],
-)
+)  # fmt: skip
 def test_an_option_without_effect_is_refused(config, values, message):
     with pytest.raises(PlanError, match=message):
         config.from_values(values)

@@ -15,6 +15,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
+from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.numbers import epochs_text, format_mib, plural
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
@@ -48,23 +49,22 @@ def training_card(record: TrainingRecord, config: Config, name: str) -> str:
 def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     """Return the card of a model that was fine-tuned after a cut, or as its control."""
     entry = config["slimstate"]
-    return render(
-        "recovered.md",
-        **_describe(name, config["model_type"], str(entry.get("base_model", record.model))),
-        **_describe_training(record),
-        settings=record.settings,
-        adaptation=record.settings.adaptation,
-        config_entry=entry,
-        history=[*entry.get("history", ()), {**entry, "recovered": entry["recovered"][:-1]}],
-        titles={**STAGES, "control": CONTROL_TEACHES} if record.control_teaches else STAGES,
-    )
+    model = _describe(name, config["model_type"], str(entry.get("base_model", record.model)))
+    history = [*entry.get("history", ()), {**entry, "recovered": entry["recovered"][:-1]}]
+    titles = {**STAGES, "control": CONTROL_TEACHES} if record.control_teaches else STAGES
+    facts = {**_describe_training(record), "config_entry": entry, "history": history, "titles": titles}
+    return render("recovered.md", **model, **facts)
 
 
 def with_reconstruction(card: str, record: ReconstructionRecord) -> str:
     """Return the card of a cut with a last section about its reconstruction, and no claim that nothing was trained."""
-    command = _public_command(record.command)
-    section = render("reconstruction.md", record=record, settings=record.settings, command=command)
+    section = render("reconstruction.md", record=record)
     return card.replace(UNTRAINED, "Then each cut layer was trained, as described under Reconstructed.") + section
+
+
+def with_evaluation(card: str, record: EvaluationRecord) -> str:
+    """Return a card with a last section about the measurement of the model and of the uncut one."""
+    return card + render("evaluation.md", record=record)
 
 
 def render(template: str, **values: object) -> str:
@@ -83,10 +83,9 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "code": code, "fenced": fenced, "prose": prose, "public": public_name,
+        "code": code, "fenced": fenced, "prose": prose, "public": public_name, "public_command": _public_command,
         "perplexity": lambda value: "–" if value is None else f"{value:.{2 if value < 1e6 else 0}f}",
-        "epochs": epochs_text, "plural": plural,
-        "mebibytes": format_mib,
+        "epochs": epochs_text, "plural": plural, "mebibytes": format_mib,
     }  # fmt: skip
     return environment
 
@@ -95,25 +94,16 @@ def _describe(name: str, model_type: str, source: str | None = None) -> dict[str
     """Return what every card needs: the model's name, how it is loaded, and its base model if that is on the hub."""
     on_hub = source is not None and HUB_ID.fullmatch(source) and public_name(source) == source
     return {
-        "name": name,
-        "literal": json.dumps(name, ensure_ascii=not name.isprintable()),
-        "model_type": model_type,
-        "base_model": source if on_hub else None,
-        "loader": loader_of(model_type),
+        "name": name, "literal": json.dumps(name, ensure_ascii=not name.isprintable()), "model_type": model_type,
+        "base_model": source if on_hub else None, "loader": loader_of(model_type),
         "library": FAMILIES[model_type].library,
-    }
+    }  # fmt: skip
 
 
 def _describe_training(record: TrainingRecord | RecoveryRecord) -> dict[str, Any]:
     data, text = None if record.corpus is None else record.corpus.data, record.measured.text or ""
-    return {
-        "record": record,
-        "measured": record.measured,
-        "text": data,
-        "measured_on": text.replace(data, public_name(data)) if data and data in text else public_name(text),
-        "when": "",
-        "command": _public_command(record.command),
-    }
+    measured_on = text.replace(data, public_name(data)) if data and data in text else public_name(text)
+    return {"record": record, "text": data, "measured_on": measured_on, "when": ""}
 
 
 def _public_command(command: str | None) -> str:

@@ -18,6 +18,7 @@ from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, TensorFileWriter, headers_after
 from slimstate.core.file_names import CONFIG
 from slimstate.families import Config
+from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import check_model_folder
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING
 from slimstate.system import atomic, threads
@@ -76,15 +77,17 @@ class CheckpointWriter:
                 file.check(checkpoint.digests[name].tensors)  # what was read matches the fingerprint
             checkpoint.check_unchanged()
             if checkpoint.index is not None:
-                _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
+                index = json.dumps(_resized_index(checkpoint, change), indent=2) + "\n"
+                (folder / INDEX).write_text(index, encoding="utf-8")
             for name, document in documents.items():
                 if isinstance(document, Path):
                     atomic.copy_files(document, folder / name)
                 else:
                     text = with_original(document, checkpoint.folder) if name == CARD else document
-                    _write_text(folder / name, text)
+                    (folder / name).write_text(text, encoding="utf-8")
             # last: no library loads a folder without it
-            _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            settings = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+            (folder / "config.json").write_text(settings, encoding="utf-8")
             check_output(checkpoint, self._out, self._force)  # somebody may have written there in the meantime
             atomic.publish(folder, self._out, self._force)
         return self._left_out
@@ -146,7 +149,7 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     trained = not {"reconstructed", "recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
     for path in sorted(files_inside(checkpoint.folder, ModelError)):
         name = path.relative_to(checkpoint.folder)
-        is_replaced = str(name) in (*checkpoint.files, INDEX, "config.json", CONFIG)
+        is_replaced = str(name) in (*checkpoint.files, INDEX, "config.json", CONFIG, EvaluationRecord.FILE)
         if is_replaced or (trained and name.parts[0] in TRAINING_FILES):
             continue
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
@@ -170,7 +173,3 @@ def _resized_index(checkpoint: Checkpoint, change: Change) -> JsonObject:
         metadata["total_parameters"] -= before - sum(math.prod(shape) for _, shape, _ in headers.values())
     places = {name: file for name, file in checkpoint.index["weight_map"].items() if name in headers}
     return {**checkpoint.index, "metadata": metadata, "weight_map": places}
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -37,3 +37,12 @@ class TextOptions(DocumentOptions):
 
     seed: Seed = 0
     """Seed of everything that is drawn at random."""
+
+
+class EvalText(Options):
+    """Measurement"""
+
+    eval_text: TextSource = None
+    """Text to measure the uncut model and the result on, by perplexity and associative recall; default: none."""
+    eval_tokens: Annotated[int | None, Meta(ge=2)] = None
+    """Measure on this many tokens, the first of `eval_text`; default: all of it."""

@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.state_dtype import StateRounding
@@ -13,7 +14,7 @@ from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, perplexity_of, standard_error, window_nats
 from slimstate.evaluation.wikitext import WikiText, add_words
-from slimstate.models.load import Runtime, load
+from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.evaluation import MeasurePair, Result
@@ -36,40 +37,37 @@ class Measurement(Value):
     def measure(self, checkpoint: Checkpoint, name: str, rounding: StateRounding) -> Result:
         """Load a model and return all its measures, with its states stored as `rounding` says."""
         with self.reporter.waiting("loading the model"):
-            runtime = load(checkpoint.folder, device=self.run.device, dtype=self.run.dtype)
+            runtime = load_with(self.run, checkpoint.folder)
         self.reporter.say(f"kernels: {runtime.kernels}")
-        mixers = checkpoint.mixers
-        result = Result(
-            **vars(checkpoint.identity(name)),
-            kernels=runtime.kernels,
-            state_dtype=rounding.dtype,
-            state_every=None if rounding.is_exact else rounding.every,
-            state_bytes=rounding.state_bytes(mixers, mixers[0].axis.width),
-        )
+        mixers, options = checkpoint.mixers, self.options
+        scores: dict[str, Any] = {}
         with rounded_states(runtime.model, mixers, rounding):
             if self.windows is not None:
-                result = self._with_perplexity(result, runtime, self.windows)
+                scores = self._predict(runtime, self.windows)
             if self.text is not None and self.associative:
-                recall = associative_recall(
-                    runtime, self.text, seed=self.seed, max_tokens=self.options.max_tokens, reporter=self.reporter
+                scores["associative_recall"] = associative_recall(
+                    runtime, self.text, seed=self.seed, max_tokens=options.max_tokens, reporter=self.reporter
                 )
-                result = replace(result, associative_recall=recall)
-            if self.options.tasks:
-                scores = run_tasks(runtime, self.options, seed=self.seed, reporter=self.reporter)
-                result = replace(result, lm_eval=scores)
-        return result
+            if options.tasks:
+                scores["lm_eval"] = run_tasks(runtime, options, seed=self.seed, reporter=self.reporter)
+        return Result(
+            **vars(checkpoint.identity(name)), **scores, kernels=runtime.kernels, state_dtype=rounding.dtype,
+            state_every=None if rounding.is_exact else rounding.every,
+            state_bytes=rounding.state_bytes(mixers, mixers[0].axis.width),
+        )  # fmt: skip
 
-    def _with_perplexity(self, result: Result, runtime: Runtime, windows: Windows) -> Result:
+    def _predict(self, runtime: Runtime, windows: Windows) -> dict[str, Any]:
+        """Return how well the text is predicted, by the names that this has in records."""
         tokens = windows.tokens
         by_window, size = window_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
         nats = statistics.fmean(by_window)
-        scores = add_words(size.scores(nats), self.wikitext, runtime)
-        return replace(
-            result, text=windows.source, digest=windows.digest, documents=windows.documents, windows=len(tokens),
-            length=tokens.shape[1], perplexity=perplexity_of(nats), nats_per_token=nats,
-            nats_error=standard_error(by_window), window_nats=tuple(by_window),
-            nats_per_byte=size.nats_per_byte(nats), **vars(scores),
-        )  # fmt: skip
+        return {
+            "text": windows.source, "digest": windows.digest, "documents": windows.documents, "windows": len(tokens),
+            "length": tokens.shape[1], "perplexity": perplexity_of(nats), "nats_per_token": nats,
+            "nats_error": standard_error(by_window), "window_nats": tuple(by_window),
+            "nats_per_byte": size.nats_per_byte(nats),
+            **vars(add_words(size.scores(nats), self.wikitext, runtime)),
+        }  # fmt: skip
 
 
 def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:

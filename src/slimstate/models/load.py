@@ -21,7 +21,7 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
 from slimstate.models.devices import free_bytes, pick_device, pick_dtype
-from slimstate.models.options import LoadOptions, parse_limits
+from slimstate.models.options import LoadOptions, RunOptions, parse_limits
 from slimstate.models.prepare import describe_kernels, prepare
 from slimstate.models.stock import (
     quiet_transformers,
@@ -107,11 +107,11 @@ def check_runnable(checkpoint: Checkpoint, advice: str = USE_PLAIN) -> None:
     raise ModelError(f"{quoted(checkpoint.folder)}: {problem}{install}; {advice}")
 
 
-def load_with(options: LoadOptions, folder: Path) -> Runtime:
+def load_with(options: RunOptions, folder: Path) -> Runtime:
     """Load the model where and how the options say."""
-    if options.device_map is None:
-        return load(folder, device=options.device, dtype=options.dtype)
-    return load_spread(folder, options)
+    if isinstance(options, LoadOptions) and options.device_map is not None:
+        return load_spread(folder, options)
+    return load(folder, device=options.device, dtype=options.dtype)
 
 
 def load_spread(folder: Path, options: LoadOptions) -> Runtime:

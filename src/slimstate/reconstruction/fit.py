@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from slimstate.models.memory import Pieces
-from slimstate.records.training import LayerErrors, ReconstructionSettings
+from slimstate.records.parts import ReconstructionSettings
+from slimstate.records.training import LayerErrors
 from slimstate.system import distributed
 from slimstate.system.value import Value
 

@@ -9,7 +9,7 @@ from slimstate.system.options import Options
 if TYPE_CHECKING:
     from slimstate.data.documents import Reading
     from slimstate.data.text import Windows
-    from slimstate.records.training import ReconstructionSettings
+    from slimstate.records.parts import ReconstructionSettings
 
 MIN_WINDOWS = 10  # of a text without `samples`; one of them is held out
 HELD_OUT = 0.1  # share of the windows that are never trained on
@@ -47,7 +47,7 @@ class ReconstructOptions(Options):
 
     def settings(self, device: str, windows: "Windows") -> "ReconstructionSettings":
         """Return the settings of a run, including what the device and the text decide."""
-        from slimstate.records.training import ReconstructionSettings
+        from slimstate.records.parts import ReconstructionSettings
 
         return ReconstructionSettings(
             steps=STEPS[device] if self.steps is None else self.steps,

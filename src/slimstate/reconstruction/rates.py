@@ -18,7 +18,8 @@ from functools import partial
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.reconstruction.fit import Task, fit
-from slimstate.records.training import OVERFIT, LayerErrors, RateTrial, ReconstructionSettings
+from slimstate.records.parts import ReconstructionSettings
+from slimstate.records.training import OVERFIT, LayerErrors, RateTrial
 from slimstate.system.progress import Reporter
 
 RATE, WIDTH = 2e-3, 512  # the best rate for layers of this width

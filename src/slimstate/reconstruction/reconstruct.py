@@ -23,9 +23,9 @@ from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.reconstruction.walk import StoredCut, Walk
 from slimstate.records.base import versions
 from slimstate.records.numbers import plural
-from slimstate.records.parts import Text
+from slimstate.records.parts import ReconstructionSettings, Text
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings, Teacher
+from slimstate.records.training import LayerErrors, ReconstructionRecord, Teacher
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import Reporter
@@ -76,13 +76,8 @@ class ReconstructionJob(Value):
         distributed.join(self.run.place)
         check_tensor_names(self.teacher)
         settings = self.options.settings(self.run.place.type, windows)
-        identifying = {
-            "teacher": self.teacher.fingerprint,
-            "tokens": windows.digest,
-            "dtype": self.run.precision_name,
-            **self.identity,
-            **dict(to_json(settings)),
-        }
+        facts = {"teacher": self.teacher.fingerprint, "tokens": windows.digest, "dtype": self.run.precision_name}
+        identifying = {**facts, **self.identity, **dict(to_json(settings))}
         folder = TrainedLayers.beside(self.out)
         with folder.open(identifying, self.reporter, force=self.force, prepare=lambda: None), ExitStack() as stack:
             writers = self._start_writing(folder, stack)
@@ -132,18 +127,11 @@ class ReconstructionJob(Value):
         model = self.cut.checkpoint
         return ReconstructionRecord(
             **{**vars(model.identity(self.out.name, config)), "loader": model.family.loader},
-            config=self.provenance,
-            versions=versions(),
-            kernels=describe_kernels(self.run.place, self.run.precision, model.family.library),
-            seed=settings.seed,
-            teacher=Teacher(model=self.teacher.source, fingerprint=self.teacher.fingerprint),
-            settings=settings,
-            calibration=from_json(Text, windows.describe()),
-            held_out=count_held_out(settings.samples),
-            layers=layers,
-            processes=distributed.count(),
-            out=str(self.out),
-        )
+            kernels=describe_kernels(self.run.place, self.run.precision, model.family.library), versions=versions(),
+            teacher=Teacher(model=self.teacher.source, fingerprint=self.teacher.fingerprint), config=self.provenance,
+            settings=settings, calibration=from_json(Text, windows.describe()), seed=settings.seed, layers=layers,
+            held_out=count_held_out(settings.samples), processes=distributed.count(), out=str(self.out),
+        )  # fmt: skip
 
     def _write(
         self, writers: list[CheckpointWriter], config: Config, change: Change, record: ReconstructionRecord

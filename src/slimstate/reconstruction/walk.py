@@ -32,7 +32,8 @@ from slimstate.reconstruction.rates import Rates
 from slimstate.reconstruction.refit import refit
 from slimstate.reconstruction.states import HiddenStates, Stream, place_for
 from slimstate.reconstruction.trained_layers import TrainedLayers
-from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings
+from slimstate.records.parts import ReconstructionSettings
+from slimstate.records.training import LayerErrors, ReconstructionRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, quoted
 from slimstate.system.progress import Reporter

@@ -6,6 +6,7 @@ from typing import Any
 
 from slimstate.core.selection import Selection
 from slimstate.records.base import Record
+from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.numbers import format_mib, plural
 from slimstate.records.parts import Cut
 from slimstate.records.plan import CutFacts, Plan
@@ -32,6 +33,7 @@ class CutRecord(Record, CutFacts):
     left_out: tuple[str, ...] = ()
     seconds: float
     reconstruction: ReconstructionRecord | None = None
+    evaluation: EvaluationRecord | None = None
     plan: Plan = field(metadata=IN_MEMORY, repr=False)
     cut_model: Any = field(default=None, metadata=IN_MEMORY, repr=False, compare=False)  # of a model in memory
 

@@ -7,10 +7,9 @@ from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
-from slimstate.records.numbers import NO_DIFFERENCE, dims_text, is_none, percent, plural
-from slimstate.records.parts import Model, Origin, Text, TextScores
+from slimstate.records.numbers import HUGE, NO_DIFFERENCE, dims_text, is_none, percent, plural, with_error
+from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
-from slimstate.records.training import ReconstructionSettings
 
 
 class RecallPoint(Value):
@@ -33,6 +32,13 @@ class AssociativeRecall(Value):
     length: Count | None = None
     seed: int | None = None
     digest: str | None = None
+
+    def measures(self) -> "Iterator[Measure]":
+        """Yield the mean, and the accuracy with each number of pairs."""
+        points = [(f"{point.pairs} pairs", point.accuracy, point.stderr) for point in self.points]
+        for label, value, error in (("recall", self.mean, self.stderr), *points):
+            name = "associative recall" if label == "recall" else f"associative recall, {label}"
+            yield Measure(group="recall", name=name, label=label, value=value, more_is_better=True, error=error)
 
 
 class TaskData(Value):
@@ -62,6 +68,13 @@ class Measure(Value):
     value: float | None
     more_is_better: bool | None
     error: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The number with its standard error."""
+        if self.value is None:
+            return ""
+        return with_error(f"{self.value:.4g}" if not 1e4 <= self.value < HUGE else f"{self.value:,.0f}", self.error)
 
 
 MAIN_METRICS = ("word_perplexity", "acc_norm", "acc", "contains")  # by preference, where a task shows only one
@@ -137,13 +150,8 @@ class Result(Model, TextScores):
                 slope = value * math.log(value) if name.endswith("perplexity") else value
                 error = None if relative is None else abs(slope) * relative
                 yield Measure(group="text", name=name, label=name, value=value, more_is_better=False, error=error)
-        for point in self.recall_points:
-            label = f"{point.pairs} pairs"
-            yield Measure(
-                group="recall", name=f"associative recall, {label}", label=label, value=point.accuracy,
-                more_is_better=True, error=point.stderr,
-            )  # fmt: skip
-        yield from () if self.lm_eval is None else self.lm_eval.measures()
+        for scores in (self.associative_recall, self.lm_eval):
+            yield from () if scores is None else scores.measures()
 
 
 class MeasurePair(Value):
@@ -164,6 +172,7 @@ class MeasurePair(Value):
 
 class EvaluationRecord(Record, Result, Origin):
     KIND = "evaluation"
+    FILE = "slimstate_evaluation.json"  # beside the weights of a model that was cut or reconstructed, and measured
 
     baseline: Result | None = None
     compared: tuple[MeasurePair, ...] = ()
@@ -183,6 +192,19 @@ class EvaluationRecord(Record, Result, Origin):
             {"measure": item.name, "value": item.value, "error": item.error, **pairs.get(item.name, {})}
             for item in self.measures()
         ]
+
+    def comparison(self, *, main: bool = False) -> Iterator[tuple[str, str, str, str]]:
+        """Yield each number of both models as text, with the share kept; `main`: perplexity and mean recall alone."""
+        units = ["perplexity", "bits per byte"] if self.word_perplexity is None else ["word perplexity"]
+        texts = [{item.name: item.text for item in each.measures()} for each in (self, self.baseline) if each]
+        for pair in self.compared:
+            if not main or pair.measure in (*units, "associative recall"):
+                yield pair.measure, texts[0][pair.measure], texts[1][pair.measure], pair.share_text
+
+    def summary(self) -> Iterator[str]:
+        """Yield lines on the perplexity of both models, per word or else per token and byte, and on their recall."""
+        for name, model, baseline, share in self.comparison(main=True):
+            yield f"{name} {baseline} before, {model} after; share kept {share}"
 
     def contradiction(self) -> str | None:
         scores = self.perplexity, self.lm_eval, self.associative_recall
@@ -228,9 +250,8 @@ class ModelScores(TextScores):
 
     def measures(self, *, main: bool = False) -> Iterator[Measure]:
         """Yield mean recall, the scores of the user, and every metric of every task, or the main one of each."""
-        if (recall := self.associative_recall) is not None:
-            names = {"group": "recall", "name": "associative recall", "label": "recall"}
-            yield Measure(**names, value=recall.mean, more_is_better=True, error=recall.stderr)
+        if self.associative_recall is not None:
+            yield next(self.associative_recall.measures())
         for name, value in self.user_scores.items():
             yield Measure(group="user", name=name, label=name, value=value, more_is_better=None)
         if self.lm_eval is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slimstate.records.plan import Plan
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
-RECORD_FILES = (PLAN, ReconstructionRecord.FILE, RecoveryRecord.FILE, TrainingRecord.FILE)  # beside weights
+RECORD_FILES = (PLAN, *(each.FILE for each in (EvaluationRecord, ReconstructionRecord, RecoveryRecord, TrainingRecord)))
 MAX_RECORD_BYTES = 2**30  # plans of directions are large
 TYPES: dict[str, type[Record]] = {
     kind.KIND: kind

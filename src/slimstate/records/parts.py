@@ -69,6 +69,17 @@ class Text(Value):
     digest: str | None = None
 
 
+class ReconstructionSettings(Value):
+    """The windows of the text, and the steps of Adam over batches of them for every layer."""
+
+    steps: Count
+    batch: Whole
+    samples: Whole
+    length: Whole
+    learning_rate: float | None  # None: every kind of layer has its own
+    seed: int
+
+
 class TextSizes(Value):
     """The tokens and bytes of windows, and, of WikiText, the words of the pages that lm-eval scores."""
 

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import Record
+from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.numbers import fixed, plural, signed, with_error
-from slimstate.records.parts import Model, Origin, Text, TextSizes
+from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextSizes
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
@@ -228,17 +229,6 @@ class LayerErrors(Value):
         return bool(self.step) or self.refit
 
 
-class ReconstructionSettings(Value):
-    """The windows of the text, and the steps of Adam over batches of them for every layer."""
-
-    steps: Count
-    batch: Whole
-    samples: Whole
-    length: Whole
-    learning_rate: float | None  # None: every kind of layer has its own
-    seed: int
-
-
 class DistillationResult(Value):
     """Nats per token on held-out windows before and after a short distillation of the whole model."""
 
@@ -265,6 +255,7 @@ class ReconstructionRecord(ModelFolderRecord):
     held_out: Count  # of the windows
     layers: tuple[LayerErrors, ...]
     distillation: DistillationResult | None = None
+    evaluation: EvaluationRecord | None = None
 
     @property
     def error_before(self) -> float:

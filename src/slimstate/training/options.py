@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from slimstate.data.options import TextOptions, TextSource
+from slimstate.data.options import EvalText, TextOptions, TextSource
 from slimstate.models.options import RunOptions
 from slimstate.records.training import TrainSettings
 from slimstate.system import distributed
@@ -25,7 +25,7 @@ Rate = Annotated[float | None, Meta(gt=0)]
 FinalRate = Annotated[float | None, Meta(ge=0)]
 
 
-class TrainingText(TextOptions):
+class TrainingText(EvalText, TextOptions):
     """Text"""
 
     data: TextSource = None

@@ -16,7 +16,7 @@ from slimstate.data.sources import is_same_text
 from slimstate.evaluation.associative_recall import associative_recall, recall_tokens
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, standard_error, window_nats
 from slimstate.evaluation.wikitext import WikiText, read_wikitext
-from slimstate.models.load import Runtime, load
+from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.records.numbers import plural
 from slimstate.records.training import Measurements, Nats
@@ -57,12 +57,9 @@ class Tokens(Value):
         """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
         values, size, before = nats.by_name(), self.size, windows["before"]
         least = {name: max(MIN_GAP, 2 * (standard_error(before, each) or 0.0)) for name, each in windows.items()}
+        words = None if self.wikitext is None else self.wikitext.words
         return Measurements(
-            text=self.measured_on,
-            tokens=size.tokens,
-            words=None if self.wikitext is None else self.wikitext.words,
-            bytes=size.bytes,
-            nats=nats,
+            text=self.measured_on, tokens=size.tokens, words=words, bytes=size.bytes, nats=nats,
             perplexity={name: perplexity_of(value) for name, value in values.items()},
             word_perplexity=word_perplexity,
             bits_per_byte={name: size.scores(value).bits_per_byte for name, value in values.items()},
@@ -74,7 +71,7 @@ class Tokens(Value):
                 for goal in ("uncut", "control")
                 if goal in values
             },
-        )
+        )  # fmt: skip
 
 
 def measure(
@@ -86,42 +83,37 @@ def measure(
     `weights` are those that training changed; they are measured as they will be stored. `control` are those of
     the uncut model before and after its own training.
     """
-    word_perplexity: dict[str, float | None] = {}
+    words: dict[str, float | None] = {}
     windows: dict[str, Sequence[float]] = {}
     recall: dict[str, tuple[float, float]] = {}
 
-    def nats_of(runtime: Runtime, stage: str) -> float:
-        label = "the uncut model" if stage == "uncut" else stage
+    def score(runtime: Runtime, stage: str) -> None:
         if tokens.held_out.numel() >= recall_tokens():
             result = associative_recall(runtime, tokens.held_out, reporter=reporter)
             recall[stage] = (result.mean or 0.0, result.stderr or 0.0)
         if tokens.wikitext is not None:
-            word_perplexity[stage] = tokens.wikitext.word_perplexity(runtime)
+            words[stage] = tokens.wikitext.word_perplexity(runtime)
+        label = "the uncut model" if stage == "uncut" else stage
         windows[stage] = window_nats(runtime, tokens.held_out, reporter, f"measuring {label}")
-        return statistics.fmean(windows[stage])
 
-    def load_model(checkpoint: Checkpoint) -> Runtime:
-        return load(checkpoint.folder, device=run.device, dtype=run.precision_name)
-
-    runtime = load_model(student)
-    before = nats_of(runtime, "before")
+    runtime = load_with(run, student.folder)
+    score(runtime, "before")
     as_stored = {
         name: tensor.to(DTYPES[student.tensors[stored[0]].dtype])
         for name, tensor in weights.items()
         if (stored := student.stored_names(name))
     }
     runtime.model.load_state_dict(as_stored, strict=False)
-    after, uncut = nats_of(runtime, "after"), None
+    score(runtime, "after")
+    if control is None and teacher is not None and teacher.fingerprint != student.fingerprint:
+        score(load_with(run, teacher.folder), "uncut")
+    nats = {stage: statistics.fmean(each) for stage, each in windows.items()}
     if control is not None:
-        uncut = control.nats.before
-        stages = {"uncut": "before", "control": "after"}
-        word_perplexity |= {stage: control.word_perplexity.get(name) for stage, name in stages.items()}
-        windows |= {stage: control.window_nats.get(name, ()) for stage, name in stages.items()}
-        recall |= {stage: control.recall[name] for stage, name in stages.items() if name in control.recall}
-    elif teacher is not None and teacher.fingerprint != student.fingerprint:
-        uncut = nats_of(load_model(teacher), "uncut")
-    nats = Nats(before=before, after=after, uncut=uncut, control=None if control is None else control.nats.after)
-    return replace(tokens.measurements(nats, windows, word_perplexity), recall=recall)
+        for stage, name in (("uncut", "before"), ("control", "after")):
+            nats[stage], windows[stage] = control.nats.by_name()[name], control.window_nats.get(name, ())
+            words[stage] = control.word_perplexity.get(name)
+            recall |= {stage: control.recall[name]} if name in control.recall else {}
+    return replace(tokens.measurements(Nats(**nats), windows, words), recall=recall)
 
 
 def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:

@@ -1,25 +1,36 @@
 """`slimstate eval`: measure a model by perplexity, tasks and recall, alone or beside a baseline."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from slimstate.checkpoints.model_card import with_evaluation
+from slimstate.checkpoints.writer import CARD
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
+from slimstate.data.sources import is_same_text
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.evaluation.measure import Measurement, compare
+from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.evaluation.task_sources import find_sources
 from slimstate.evaluation.wikitext import read_wikitext
+from slimstate.models.load import check_runnable
 from slimstate.records.base import versions
+from slimstate.records.cut import CutRecord
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import check_record
 from slimstate.records.provenance import run_config
-from slimstate.system.atomic import check_place
+from slimstate.records.training import ReconstructionRecord
+from slimstate.system import distributed
+from slimstate.system.atomic import check_place, write_text
 from slimstate.system.errors import PlanError
 from slimstate.workflows.inputs import Inputs, Model, Progress
-from slimstate.workflows.options import EvalConfig
+from slimstate.workflows.options import EvalConfig, PruneConfig, ReconstructConfig
+
+R = TypeVar("R", CutRecord, ReconstructionRecord)
 
 
 def evaluate(
@@ -63,10 +74,8 @@ def evaluate(
         if source is not None:
             reading = config.reading(source)
             windows = shared_windows(tokenizers, reading, config.length, measures.max_tokens)
-            wikitext = read_wikitext(
-                source, next(iter(tokenizers.values())), inputs.reporter,
-                max_tokens=measures.max_tokens, max_length=measures.max_length,
-            )  # fmt: skip
+            limits = {"max_tokens": measures.max_tokens, "max_length": measures.max_length}
+            wikitext = read_wikitext(source, next(iter(tokenizers.values())), inputs.reporter, **limits)
         measurement = Measurement(
             text=reading, windows=windows, wikitext=wikitext, associative=config.associative, options=measures,
             seed=config.seed, run=config.run, reporter=inputs.reporter,
@@ -74,12 +83,41 @@ def evaluate(
         pairs = zip(checkpoints.items(), roundings, strict=False)
         results = [measurement.measure(checkpoint, name, rounding) for (name, checkpoint), rounding in pairs]
     values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
+    baseline, compared = (results[1], compare(*results)) if len(results) > 1 else (None, ())
     record = EvaluationRecord(
-        **vars(results[0]), baseline=results[1] if len(results) > 1 else None,
-        compared=compare(*results) if len(results) > 1 else (), seed=config.seed, versions=versions(),
+        **vars(results[0]), baseline=baseline, compared=compared, seed=config.seed, versions=versions(),
         config=run_config("eval", {"model": models[0], "text": source, "out": out}, values),
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
         record.write(Path(out))
     return replace(record, out=None if out is None else str(out))
+
+
+def evaluated(work: Callable[[], R], uncut: Model, config: PruneConfig | ReconstructConfig, inputs: Inputs) -> R:
+    """Return the record of some work; with `eval_text`, measure what it wrote beside the uncut model, for its card.
+
+    The text is also read before the work, so that one of no use is refused at once.
+    """
+    text, source = config.calibration if isinstance(config, PruneConfig) else config, config.evaluation.eval_text
+    if source is None:
+        return work()
+    (checkpoint,), limit = open_models([uncut]).values(), config.evaluation.eval_tokens
+    check_runnable(checkpoint, "leave out `eval_text`")
+    (tokenizer,) = same_tokenizers([checkpoint]).values()
+    evaluation_windows(tokenizer, text.reading(source), EvalConfig.length, limit, option="eval_tokens")
+    if text.data is not None and is_same_text(source, text.data):
+        inputs.reporter.say("the evaluation text is also that of `data`, which the result fits better than other text")
+    record = work()
+    out = Path(str(record.out))
+
+    def measure() -> EvaluationRecord:
+        evaluation = evaluate(
+            out, source, out=out / EvaluationRecord.FILE, progress=inputs.reporter, baseline=uncut, max_tokens=limit,
+            associative=True, documents=text.documents, special_tokens=text.special_tokens, seed=text.seed,
+            run=config.run,
+        )  # fmt: skip
+        write_text(out / CARD, with_evaluation((out / CARD).read_text(encoding="utf-8"), evaluation))
+        return evaluation
+
+    return replace(record, evaluation=distributed.from_main(measure))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from slimstate.data.options import TextOptions, TextSource
+from slimstate.data.options import EvalText, TextOptions, TextSource
 from slimstate.evaluation.options import GridOptions, MeasureOptions, TraceOptions, full_name
 from slimstate.models.options import LoadOptions, RunOptions, parse_limits
 from slimstate.pruning.options import Budget, Calibration, CalibrationText, CutOptions
@@ -75,6 +75,7 @@ class PruneConfig(EngineChoice):
     calibration: Calibration = Calibration()
     cut: CutOptions = CutOptions()
     budget: Budget = Budget()
+    evaluation: EvalText = EvalText()
     run: LoadOptions = LoadOptions()
 
     def check(self) -> None:
@@ -98,6 +99,7 @@ class PruneConfig(EngineChoice):
         self.refuse(names, reason, unless=self.apply is None)
         needs_budget = "needs a budget: `state_mb`, or `sequences` and `memory_gb`"
         self.refuse(("state_dtype",), needs_budget, unless=self.budget.is_set)
+        self.refuse(("eval_tokens",), "needs `eval_text`", unless=self.evaluation.eval_text is not None)
         if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError(
                 "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"
@@ -124,10 +126,12 @@ class ReconstructConfig(TextOptions):
     """Maximum memory for hidden states by device, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
     force: bool = once()
     """Replace an existing output folder, once the new one is complete."""
+    evaluation: EvalText = EvalText()
     run: RunOptions = RunOptions()
 
     def check(self) -> None:
         parse_limits(self.max_memory)
+        self.refuse(("eval_tokens",), "needs `eval_text`", unless=self.evaluation.eval_text is not None)
 
 
 # (L634) is a line of the paper's source. The convolutions are always trained whole (L634), as in the released code.

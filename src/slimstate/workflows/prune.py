@@ -36,6 +36,7 @@ from slimstate.system.errors import PlanError
 from slimstate.system.options import prefixed
 from slimstate.system.progress import Reporter
 from slimstate.training.distill import DistillationJob
+from slimstate.workflows.evaluate import evaluated
 from slimstate.workflows.inputs import Inputs, Model, Progress, budget_dims, in_memory
 from slimstate.workflows.options import PruneConfig, SweepConfig
 
@@ -65,12 +66,14 @@ def prune(
         >>> cut.cut_model.generate(...)
     """
     config = PruneConfig.merge(config, options)
+    config.refuse(("eval_text",), "measures what is written: give `out`", unless=out is not None)
     with Inputs(progress, tokenizer, model) as inputs:
         methods = (selector_named(config.method), value_selector_named(_value_method(config)))
         reads_text = config.calibration.data is not None and any(method.calibrated for method in methods)
-        source = inputs.model(model, reads_text=reads_text)
+        source = inputs.model(model, reads_text=reads_text or config.evaluation.eval_text is not None)
         if out is not None or not in_memory(model):
-            return _prune(source, None if out is None else Path(out), config, inputs.reporter)
+            target = None if out is None else Path(out)
+            return evaluated(lambda: _prune(source, target, config, inputs.reporter), source, config, inputs)
         folder = inputs.folder() / "cut"
         record = _prune(source, folder, config, inputs.reporter)
         cut_model = type(model).from_pretrained(folder, dtype=model.dtype).to(model.device).train(model.training)
@@ -93,6 +96,7 @@ def estimate(
         >>> slimstate.estimate("demo/model", key_dim=64, data="demo/calibration.txt").seconds["total"]
     """
     config = PruneConfig.merge(config, options)
+    config.refuse(("eval_text",), "is not part of an estimate: leave it out")
     if config.apply is not None:
         raise PlanError("`apply` has its plan and loads no model: there is nothing to estimate")
     with Inputs(progress, tokenizer, model) as inputs:

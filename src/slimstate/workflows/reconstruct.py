@@ -1,6 +1,7 @@
 """`slimstate reconstruct`: train each cut layer to match the output of the uncut layer, on text alone."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from slimstate.records.training import ReconstructionRecord
 from slimstate.serving.engines import serving_lines
 from slimstate.system.errors import PlanError
 from slimstate.training.distill import DistillationJob
+from slimstate.workflows.evaluate import evaluated
 from slimstate.workflows.inputs import Inputs, Model, Progress
 from slimstate.workflows.options import ReconstructConfig
 
@@ -42,10 +44,8 @@ def reconstruct(
     config = ReconstructConfig.merge(config, options)
     if config.data is None:
         raise PlanError("a reconstruction trains on text: give it with `data`")
-    run = LoadOptions(
-        device=config.run.device, dtype=config.run.dtype, max_memory=config.max_memory,
-        device_map=None if config.max_memory is None else "auto",
-    )  # fmt: skip
+    spread: Any = "auto" if config.max_memory else None
+    run = LoadOptions(**vars(config.run), max_memory=config.max_memory, device_map=spread)
     with Inputs(progress, tokenizer, model, config.teacher) as inputs:
         reporter, out = inputs.reporter, Path(out)
         teacher = None if config.teacher is None else inputs.model(config.teacher)
@@ -69,11 +69,14 @@ def reconstruct(
                 force=force, provenance=provenance, reporter=reporter,
             ).finish(windows, started)[0]  # fmt: skip
 
-        if config.distill is None:
-            return reconstruct_into(out, config.force)
-        identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
-        return DistillationJob(
-            out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
-            identity=identity, provenance=provenance, run=run, force=config.force, notes=serving_lines,
-            reporter=reporter,
-        ).finish(lambda folder: reconstruct_into(folder, True))  # fmt: skip
+        def work() -> ReconstructionRecord:
+            if config.distill is None:
+                return reconstruct_into(out, config.force)
+            identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
+            return DistillationJob(
+                out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
+                identity=identity, provenance=provenance, run=run, force=config.force, notes=serving_lines,
+                reporter=reporter,
+            ).finish(lambda folder: reconstruct_into(folder, True))  # fmt: skip
+
+        return evaluated(work, uncut.source if teacher is None else teacher, replace(config, run=run), inputs)

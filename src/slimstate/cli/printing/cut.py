@@ -152,6 +152,7 @@ def show_prune(record: "CutRecord | EstimateRecord") -> Printout:
         yield f"left out, because they hold other weights: {quoted(', '.join(record.left_out), MAX_LINE)}"
     if record.reconstruction is not None:
         yield from show_reconstruction(record.reconstruction)
+    yield from () if record.evaluation is None else record.evaluation.summary()
     if record.out is None:
         yield "dry run: nothing was written"
 
@@ -179,6 +180,7 @@ def show_reconstruction(record: "ReconstructionRecord") -> Printout:
     yield from record.notes()
     if record.distillation is not None:
         yield record.distillation.line()
+    yield from () if record.evaluation is None else record.evaluation.summary()
 
 
 COMMANDS = (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
 from slimstate.cli.terminal import Printout, Table
-from slimstate.records.numbers import HUGE, fixed, format_mib, perplexity, plural, signed, with_error
+from slimstate.records.numbers import fixed, format_mib, perplexity, plural, signed, with_error
 from slimstate.workflows.options import AnalyzeConfig, EvalConfig, SweepConfig, VerifyConfig
 
 if TYPE_CHECKING:
@@ -23,33 +23,22 @@ def show_evaluation(record: "EvaluationRecord") -> Printout:
         after = "every token" if record.state_every == 1 else f"every {record.state_every} tokens"
         size = format_mib(record.state_bytes or 0)
         yield f"states in {record.state_dtype}, stored after {after}: {size} per sequence"
-    errors = {item.name: item.error for item in record.measures()}
+    measures = {item.name: item for item in record.measures()}
     if record.perplexity is not None:
         windows = f"{plural(record.windows or 0, 'window')} of {record.length} tokens"
         note = ", too few for a standard error" if record.nats_error is None else "; ± is the standard error"
-        value = with_error(perplexity(record.perplexity, 3), errors["perplexity"])
+        value = with_error(perplexity(record.perplexity, 3), measures["perplexity"].error)
         yield f"perplexity {value} per token ({windows}{note})"
         if record.word_perplexity is not None:
-            value = with_error(perplexity(record.word_perplexity, 3), errors["word perplexity"])
+            value = with_error(perplexity(record.word_perplexity, 3), measures["word perplexity"].error)
             yield f"word perplexity {value}, as lm-eval's wikitext"
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
         nats = with_error(f"{record.nats_per_token:.4f}", record.nats_error)
         yield f"{nats} nats per token, {per_byte}: {record.counts}"
-    if (baseline := record.baseline) is not None:
-        others = {item.name: item.error for item in baseline.measures()}
-        rows = [
-            (
-                row.measure,
-                _number(row.model, errors[row.measure]),
-                _number(row.baseline, others[row.measure]),
-                row.share_text,
-            )
-            for row in record.compared
-        ]
-        yield Table(("measure", record.name, baseline.name, "share kept"), rows)
+    if record.baseline is not None:
+        yield Table(("measure", record.name, record.baseline.name, "share kept"), list(record.comparison()))
     elif record.lm_eval is not None or record.associative_recall is not None:
-        scores = [(item.name, _number(item.value, item.error)) for item in record.measures()]
-        yield Table(("measure", record.name), scores)
+        yield Table(("measure", record.name), [(name, item.text) for name, item in measures.items()])
 
 
 def show_analysis(analysis: "Analysis") -> Printout:
@@ -99,18 +88,12 @@ def _in_units(result: "Row | Uncut", uncut: "Uncut") -> dict[str, str]:
     texts["bits per byte"] = fixed(result.bits_per_byte, 4)
     before = {item.name: item.value for item in uncut.measures(main=True)}
     for item in result.measures(main=True):
-        texts[item.name] = _number(item.value, item.error)
+        texts[item.name] = item.text
         if result is not uncut and item.value is not None and (value := before.get(item.name)) is not None:
             error = getattr(result, "recall_error", None) if item.group == "recall" else None
             texts[item.name] += f", {signed(item.value - value, error, none=' (none)')}"
     loss, error = getattr(result, "nats_over_uncut", 0.0), getattr(result, "nats_error", None)
     return {**texts, "nats over uncut": signed(loss, error, none=" (none)")}
-
-
-def _number(value: float | None, error: float | None = None) -> str:
-    if value is None:
-        return ""
-    return with_error(f"{value:.4g}" if not 1e4 <= value < HUGE else f"{value:,.0f}", error)
 
 
 def show_verification(record: "VerificationRecord") -> Printout:
