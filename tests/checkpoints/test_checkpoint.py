@@ -214,9 +214,8 @@ def test_unchanged_tensors_are_written_while_the_model_runs(model, text_file, tm
 
     calibrate = gathering.calibrate
     monkeypatch.setattr(gathering, "calibrate", watched)
-    data = {"data": str(text_file), "samples": 4, "length": 64}
     assert missing
-    cut(model, tmp_path / "cut", method="drrqr", **data)
+    cut(model, tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
     assert not missing
     assert seen == {path.name: path.stat().st_size for path in (tmp_path / "cut").glob("*.safetensors")}
     assert names(tmp_path) == ["cut"]

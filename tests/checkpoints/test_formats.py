@@ -180,12 +180,9 @@ def test_blocks_of_fp8_become_bfloat16_with_what_engines_fuse_with_them(models, 
     record = json.loads(out)
     # 2 layers: 2 heads of 2 x 8 keys and 48 values, and 48 rows of z, of 64 inputs, one byte more for each
     assert "in_proj_qkv, in_proj_z: scales of 16 x 16 blocks cannot be cut" in record["dequantised"]
-    settings = read_json(tmp_path / "cut" / "config.json")["quantization_config"]
-    for path in ("model.language_model.layers", "model.layers"):
-        for layer in (0, 2):
-            assert {f"{path}.{layer}.linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z")} <= set(
-                settings["modules_to_not_convert"]
-            )
+    plain = read_json(tmp_path / "cut" / "config.json")["quantization_config"]["modules_to_not_convert"]
+    layers = [f"model.{root}layers.{layer}.linear_attn" for root in ("language_model.", "") for layer in (0, 2)]
+    assert {f"{layer}.{name}" for layer in layers for name in ("in_proj_qkv", "in_proj_z")} <= {*plain}
     assert difference(source, tmp_path / "cut") is None
 
 
@@ -196,9 +193,8 @@ def test_a_cut_of_values_is_refused_where_the_output_projection_is_quantised(mod
     with pytest.raises(PlanError, match=r"out_proj.weight is quantised, and a cut of values takes columns"):
         slimstate.prune(source, tmp_path / "values", **options)
     slimstate.prune(quantised(models, tmp_path / "inputs", "ct-fp8"), tmp_path / "both", **options)
-    assert load_file(tmp_path / "both" / "model.safetensors")[
-        "model.layers.0.linear_attn.in_proj_qkvz.weight_scale"
-    ].shape == (96, 1)
+    scale = parts_of(load_file(tmp_path / "both" / "model.safetensors"), "model.layers.0.linear_attn.in_proj_qkvz")
+    assert scale["weight_scale"].shape == (96, 1)
 
 
 def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tmp_path, text_file, refusal, succeed):
@@ -219,10 +215,8 @@ def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tm
 
 @pytest.mark.parametrize("command", ["recover", "reconstruct", "sweep"])
 def test_commands_that_need_plain_weights_refuse_quantised_ones(command, models, tmp_path, text_file, refusal):
-    source, texts = quantised(models, tmp_path / "model", "ct-fp8"), ("--data", text_file)
-    line = refusal(
-        command, source, *texts, "--out", tmp_path / "out", *(("--text", text_file) if command == "sweep" else ())
-    )
+    source, text = quantised(models, tmp_path / "model", "ct-fp8"), ["--text", text_file] * (command == "sweep")
+    line = refusal(command, source, "--data", text_file, "--out", tmp_path / "out", *text)
     assert "is quantised (compressed-tensors) and cannot be" in line
 
 
@@ -245,8 +239,7 @@ def test_values_are_read_and_zeroed_rows_are_zero_in_every_format(name, models, 
     before = load_file(tmp_path / "model" / "model.safetensors")
     after = {each: mask.apply(each, tensor) if mask.touches(each) else tensor for each, tensor in before.items()}
     for each in {mixer.name_of(slot) for mixer in checkpoint.mixers for slot in mixer.axis.slots}:
-        module = each.removesuffix(".weight")
-        pair = (before, after)
+        module, pair = each.removesuffix(".weight"), (before, after)
         if "conv1d" in each:
             plain = [tensors[each].flatten(1) for tensors in pair]
         else:

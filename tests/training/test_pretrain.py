@@ -95,9 +95,8 @@ def test_shared_filters_are_trained_as_one_and_remembered(kind, models):
 
 
 def test_training_further_starts_from_the_weights_of_the_model(models):
-    assert record_of(models["further"]).measured.nats.before == pytest.approx(
-        record_of(models["head"]).measured.nats.after, rel=0.05
-    )
+    nats = [record_of(models[name]).measured.nats for name in ("head", "further")]
+    assert nats[1].before == pytest.approx(nats[0].after, rel=0.05)
     assert len(history_of(models["further"])["trained"]) == 2
     assert not (models["cut"] / TRAINING).exists()  # it is of the uncut weights
     assert "Trained before on 768 tokens" in (models["cut"] / "README.md").read_text()
@@ -116,10 +115,8 @@ def test_training_equals_a_loop_written_by_hand(configs, text_file, tmp_path):
     rest = [p for name, p in model.named_parameters() if "norm" in name or "bias" in name]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-4)
-    scheduler = get_scheduler(
-        "cosine_with_min_lr", optimizer, num_warmup_steps=2, num_training_steps=6,
-        scheduler_specific_kwargs={"min_lr": 1e-3},
-    )  # fmt: skip
+    steps = {"num_warmup_steps": 2, "num_training_steps": 6, "scheduler_specific_kwargs": {"min_lr": 1e-3}}
+    scheduler = get_scheduler("cosine_with_min_lr", optimizer, **steps)
     schedule, expected = Schedule(corpus, 24, 0), []
     for step in range(6):
         ids = torch.stack([schedule[4 * step + n]["input_ids"] for n in range(4)])
@@ -221,9 +218,7 @@ def test_a_hybrid_without_experts_is_trained(text_file, tmp_path):
         ({"model_type": "qwen3_next", "quantization_config": {"quant_method": "fp8"}}, {}, r"quantised model \(fp8\)"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(
-    config, options, message, models, text_file, tmp_path
-):
+def test_what_cannot_be_trained_is_refused_before_any_work(config, options, message, models, text_file, tmp_path):
     if isinstance(config, dict):
         (tmp_path / "config.json").write_text(json.dumps(config))
         config = tmp_path / "config.json"

@@ -21,7 +21,7 @@ from slimstate.models.load import load
 from slimstate.records.parts import Text
 from slimstate.records.schema import from_json
 from slimstate.system.errors import DataError, TrainingError
-from slimstate.training import session, teacher, tokens, trainer
+from slimstate.training import trainer
 from slimstate.training.adaptation import adaptation_of, trainable
 from slimstate.training.options import RecoverOptions
 from slimstate.training.progress import TrainingProgress
@@ -149,9 +149,7 @@ def test_gradient_accumulation_changes_nothing(recover, recoveries, tmp_path):
 
 
 @pytest.mark.parametrize("free", [0, 2**40])
-def test_a_batch_that_does_not_fit_into_memory_is_halved_and_changes_nothing(
-    free, recover, recoveries, tmp_path, monkeypatch
-):
+def test_a_batch_that_does_not_fit_is_halved_and_changes_nothing(free, recover, recoveries, tmp_path, monkeypatch):
     """By the measured size before the first step, or because memory runs out in the second one."""
     listener, forward, calls = Listener(), trainer.Student.forward, []
 
@@ -204,8 +202,8 @@ def test_another_seed_is_another_recovery(recover, recoveries, tmp_path):
 def test_a_cached_teacher_is_loaded_only_to_measure(recover, pairs, recoveries, tmp_path, monkeypatch):
     """And it teaches the same."""
     loading = Mock(wraps=load)
-    for module in (session, teacher, tokens):
-        monkeypatch.setattr(module, "load", loading)
+    for module in ("training.session", "training.teacher", "models.load"):
+        monkeypatch.setattr(f"slimstate.{module}.load", loading)
     for out, loads in (("first", 2), ("second", 1)):
         loading.reset_mock()
         record = recover(NAME, tmp_path / out, cache_teacher=tmp_path / "cache", cache_top_k=257)

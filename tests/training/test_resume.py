@@ -97,9 +97,7 @@ def test_what_was_not_saved_is_done_again(recover, recoveries, tmp_path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == {"early", "earlier", "new"}
 
 
-def test_an_unfinished_recovery_is_not_overwritten_or_continued_with_other_settings(
-    recover, recoveries, unseen_text, tmp_path
-):
+def test_an_unfinished_run_is_not_replaced_or_continued_with_other_settings(recover, recoveries, unseen_text, tmp_path):
     folder = interrupt(recover, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(OutputError, match=r"out.training holds .* `resume` continues it, `force` starts over"):
@@ -161,9 +159,7 @@ def test_a_folder_of_another_process_or_of_something_else_is_left_alone(option, 
 
 
 @pytest.mark.parametrize("control", [False, True])
-def test_a_result_that_could_not_be_written_is_written_later_without_training(
-    control, recover, recoveries, tmp_path, monkeypatch
-):
+def test_a_result_that_was_not_written_is_written_without_training(control, recover, recoveries, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(session.Session, "_write", Mock(side_effect=OutputError("no space left")))
         with pytest.raises(OutputError, match="no space left"):

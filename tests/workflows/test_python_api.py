@@ -90,10 +90,8 @@ def test_chats_are_read_with_the_template_of_the_tokenizer(model, tmp_path):
     plain = [f"user: {text}\nassistant: Yes.\n" for text in TEXTS]
     lines = tmp_path / "chats.jsonl"
     lines.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    records = [
-        slimstate.evaluate(model, text, tokenizer=tokenizer, length=64, progress=False)
-        for text in (plain, chats, [{"messages": chat} for chat in chats], lines)
-    ]
+    forms = (plain, chats, [{"messages": chat} for chat in chats], lines)
+    records = [slimstate.evaluate(model, text, tokenizer=tokenizer, length=64, progress=False) for text in forms]
     assert len({(record.digest, record.perplexity) for record in records}) == 1
     one = slimstate.evaluate(model, chats[0], tokenizer=tokenizer, length=16, progress=False)
     assert one.text == "1 text in memory"
@@ -107,25 +105,23 @@ def test_every_workflow_takes_models_in_memory(model, tmp_path):
     record = slimstate.prune(model, method="l1", key_dim=8, progress=False)
     record.plan.write(tmp_path / "plan.json")
     cut = record.cut_model
-    again = slimstate.prune(model, tmp_path / "cut", apply=tmp_path / "plan.json", progress=False)
-    assert again.path == tmp_path / "cut"
+    measured = {"eval_text": TEXTS, "eval_tokens": 512}
+    again = slimstate.prune(model, tmp_path / "cut", apply=tmp_path / "plan.json", **measured, **texts)
+    assert (again.path, again.evaluation.cut.reconstructed) == (tmp_path / "cut", ())
     assert slimstate.estimate(model, method="l1", compression=0.5, **texts).key_dim == 16
     evaluated = slimstate.evaluate(cut, TEXTS, baseline=model, length=64, max_tokens=256, **texts)
     assert evaluated.baseline is not None
     assert evaluated.perplexity != evaluated.baseline.perplexity
-    swept = slimstate.sweep(
-        model, tmp_path / "sweep", text=TEXTS, methods=("l1",), key_dims=(8,), text_length=64, max_tokens=256, **texts
-    )
+    grid = {"methods": ("l1",), "key_dims": (8,), "text_length": 64, "max_tokens": 256}
+    swept = slimstate.sweep(model, tmp_path / "sweep", text=TEXTS, **grid, **texts)
     assert swept.rows[0].perplexity == pytest.approx(evaluated.perplexity, rel=1e-4)
     analysis = slimstate.analyze(model, TEXTS, tmp_path / "states", length=64, every=16, skip=16, **texts)
     assert analysis.models[0].key_dim == 24
     quick = {"steps": 2, "samples": 10, "length": 32, "batch": 2}
     better = slimstate.reconstruct(cut, tmp_path / "better", data=TEXTS, teacher=model, **quick, **texts)
     assert better.path == tmp_path / "better"
-    recovered = slimstate.recover(
-        cut, tmp_path / "recovered", data=TEXTS, teacher=model, steps=2, batch_size=2, length=32, report_to="none",
-        **texts,
-    )  # fmt: skip
+    quick = {"steps": 2, "batch_size": 2, "length": 32, "report_to": "none"}
+    recovered = slimstate.recover(cut, tmp_path / "recovered", data=TEXTS, teacher=model, **quick, **texts)
     assert recovered.path == tmp_path / "recovered"
     assert recovered.corpus.data == "10 texts in memory"
     assert len(recovered.to_dataframe()) == len(recovered.log)
@@ -139,38 +135,29 @@ def page(tmp_path_factory):
     return path
 
 
-def test_what_is_written_is_measured_beside_the_uncut_model_as_evaluate_does(folders, text_file, page, tmp_path):
-    model, options, run = folders[NAME], {"eval_tokens": 1100, "progress": False}, {"seconds": 0, "config": {}}
-    cut = slimstate.prune(model, tmp_path / "slim", method="l1", key_dim=8, eval_text=page, **options)
-    options |= {"data": page, "steps": 1, "batch": 2, "samples": 4, "length": 32, "eval_text": text_file}
-    better = slimstate.reconstruct(tmp_path / "slim", tmp_path / "better", **options)
-    both, limit = {"associative": True, "baseline": model}, {"max_tokens": 1100, "progress": False}
-    for record, text, units in ((cut, page, ["word perplexity"]), (better, text_file, ["perplexity", "bits per byte"])):
-        measured, card = slimstate.evaluate(record.path, text, **both, **limit), (record.path / "README.md").read_text()
-        written = EvaluationRecord.read(record.path / EvaluationRecord.FILE)
-        assert record.evaluation == replace(written, out=record.evaluation.out)
-        assert replace(written, command="", **run) == replace(measured, command="", **run)
-        assert written.baseline.associative_recall.stderr > 0
-        rows = list(written.comparison(main=True))
+def test_results_are_measured_beside_the_uncut_model_by_evaluate(folders, text_file, page, tmp_path, succeed, refusal):
+    model, slim, better = folders[NAME], tmp_path / "slim", tmp_path / "better"
+    words = ("prune", model, "--key-dim", 8, "--data", text_file, "--reconstruct", "--reconstruct-steps", 1)
+    words += ("--reconstruct-samples", 4, "--reconstruct-length", 32, "--eval-text", page, "--out", slim)
+    (short := page.with_name("short.txt")).write_text("Short.")
+    assert "tokens, fewer than a window of 1024: use --eval-tokens" in refusal(*words, "--eval-text", short)
+    assert not list(tmp_path.iterdir()), "the text is read before the work"
+    printed = succeed(*words, "--eval-tokens", 1100).splitlines()
+    options = {"steps": 1, "samples": 4, "length": 32, "eval_text": text_file, "eval_tokens": 1100, "progress": False}
+    record = slimstate.reconstruct(slim, better, data=page, **options)
+    for out, text, units in ((slim, page, ["word perplexity"]), (better, text_file, ["perplexity", "bits per byte"])):
+        both = {"baseline": model, "associative": True, "max_tokens": 1100, "progress": False}
+        measured, written = slimstate.evaluate(out, text, **both), EvaluationRecord.read(out / EvaluationRecord.FILE)
+        run = {name: getattr(written, name) for name in ("seconds", "config", "command")}
+        assert replace(measured, **run) == written
+        rows, card = list(written.comparison(main=True)), (out / "README.md").read_text()
         assert [name for name, *_ in rows] == [*units, "associative recall"]
         assert all(f"| {name} | {before} | {after} | {share} |" in card for name, after, before, share in rows)
-    titles = [f"| | uncut | {stage} | share kept |" in card for stage in ("cut", "reconstructed")]
-    assert titles == [True, True], "the numbers before the reconstruction, too"
-    slimstate.prune(tmp_path / "better", tmp_path / "again", method="l1", key_dim=4, progress=False)
+        assert out == better or all(line in printed for line in written.summary())
+    assert record.evaluation == replace(written, out=record.evaluation.out)
+    assert card.count("| | uncut | reconstructed | share kept |") == 2, "before this reconstruction, and after it"
+    slimstate.prune(better, tmp_path / "again", method="l1", key_dim=4, progress=False)
     assert read_records(tmp_path).counts()["evaluation"] == 2, "the cut of a measured model has no copy"
-
-
-def test_a_command_prints_what_it_measures_and_reads_the_text_first(folders, text_file, page, tmp_path, execute):
-    (short := page.with_name("short.txt")).write_text("Short.")
-    words = ("prune", folders[NAME], "--key-dim", 8, "--data", text_file, "--reconstruct", "--reconstruct-steps", 1)
-    words += ("--reconstruct-samples", 4, "--reconstruct-length", 32, "--out", tmp_path / "slim", "--eval-text")
-    assert "fewer than a window of 1024: use --eval-tokens" in execute(*words, short)[2]
-    assert not list(tmp_path.iterdir())
-    code, printed, err = execute(*words, page, "--eval-tokens", 1100)
-    assert code == 0, err
-    record = EvaluationRecord.read(tmp_path / "slim" / EvaluationRecord.FILE)
-    assert record.cut.reconstructed
-    assert all(line in printed.splitlines() for line in record.summary())
 
 
 def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders, page, tmp_path, monkeypatch):
@@ -191,6 +178,7 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
         ({"model": 7}, "got a int"),
         ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
         ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
+        ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model that torch\.compile was called with"),
         ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
         ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
         ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
@@ -249,18 +237,12 @@ def test_an_option_without_effect_is_refused(config, values, message):
 
 def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(folders, text_file, tmp_path):
     reconstructed = {"data": text_file, "reconstruct": True, "key_dim": 8}
-    with pytest.raises(
-        PlanError, match="`samples` has no effect: layers are calibrated on the windows of `reconstruct"
-    ):
+    words = "`samples` has no effect: layers are calibrated on the windows of `reconstruct"
+    with pytest.raises(PlanError, match=words):
         slimstate.prune(folders[NAME], tmp_path / "cut", samples=32, **reconstructed)
     listener = Listener()
     slimstate.prune(folders[NAME], method="l1", key_dim=8, data=text_file, samples=4, rrqr_f=2.0, progress=listener)
     assert "no effect with l1: `rrqr_f`, `samples`, `data`" in listener.lines
-
-
-def test_a_compiled_model_is_refused(model):
-    with pytest.raises(ModelError, match=r"give the model that torch\.compile was called with"):
-        slimstate.prune(torch.compile(model), method="l1", key_dim=8, progress=False)
 
 
 def test_results_print_well_and_become_tables(folders, tmp_path, capsys):
