@@ -100,7 +100,7 @@ def test_a_data_free_cut_runs_no_kernels_and_a_second_cut_mentions_the_first(fol
     assert (code, "kernels: none ran" in out, "key dim 8 of 24" in err) == (0, True, True)
     again = ("prune", first, "--method", "l1", "--key-dim", 4)
     code, out, err = execute(*again, "--dry-run")
-    assert (code, "nothing was written" in out, "cut before, from key dim 24 to 8" in err) == (0, True, True)
+    assert (code, "nothing was written" in out, "cut before: key dim 24 to 8 by l1;" in err) == (0, True, True)
     code, _, err = execute(*again, "--out", tmp_path / "again", "--quiet")
     assert (code, err) == (0, "")
 

@@ -65,6 +65,7 @@ def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, share
     assert all(pair.share_text.endswith((share, f"{share})")) for pair in pairs)
     assert signed(0.02, 0.01).endswith("(no difference)")
     assert signed(0.021, 0.01) == "+0.021 ± 0.01"
+    assert signed(-2.6e-4, 1.1e-4) == "−0.00026 ± 0.00011"
 
 
 @pytest.mark.slow

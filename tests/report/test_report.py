@@ -201,14 +201,15 @@ def test_records_of_benchmarks_and_trainings_and_every_model_of_a_comparison_are
     examples = Path(__file__).parent.parent / "records" / "examples"
     names = ("bench-mixer.json", "bench-model.json", "bench-decode.json", "training.json")
     records = {name: json.loads((examples / name).read_text()) for name in names}
-    cut = {**sample("evaluation.json")["cut"], "reconstructed": [{}], "recovered": [{}]}
+    values = {"value_dim": 6, "value_width": 8, "value_method": "l1", "reconstructed": [{}], "recovered": [{}]}
+    cut = {**sample("evaluation.json")["cut"], **values}
     records |= {"one.json": sample("evaluation.json"), "two.json": sample("evaluation.json", name="again", cut=cut)}
     text = page_text(tmp_path, records)
     row = records["bench-mixer.json"]["rows"][1]
     assert f"model delta_net, key dim 4, mode forward {1000 * row['seconds']:.3f} ± 0.000" in text
     assert "Mixer on" in text and "Decode on" in text  # noqa: PT018
     assert f"{records['training.json']['measured']['nats']['after']:.4f}" in text
-    for label in ("slim (drrqr, 4 of 8)", "again (drrqr, 4 of 8, reconstructed, recovered)"):
+    for label in ("slim (drrqr, 4 of 8)", "again (drrqr, 4 x 6 of 8 x 8, reconstructed, recovered)"):
         assert f"Perplexity per token 20.00 → 25.00 {label}" in text
         assert f"Associative recall 0.300 → 0.300 {label}" in text
 

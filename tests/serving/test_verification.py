@@ -140,8 +140,9 @@ def test_a_cut_that_was_trained_is_not_compared_with_a_masked_model(cut, folders
         verify(trained, engine="mlx", against=str(folders[MODEL]), masked=True)
 
 
-def test_transformers_by_itself_agrees(cut):
-    record = verify(cut, engine="transformers")
+@pytest.mark.parametrize("masked", [False, True])
+def test_transformers_by_itself_agrees(masked, cut, folders):
+    record = verify(cut, engine="transformers", **({"against": str(folders[MODEL]), "masked": True} if masked else {}))
     assert record.outcome.verdict == "agrees", record.verdict
 
 

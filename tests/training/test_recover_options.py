@@ -173,6 +173,7 @@ BAD = {
     "cache in a file": ({"cache_teacher": "FILE"}, OutputError, "little.txt is a file"),
     "targets": ({"lora_targets": "x_proj"}, PlanError, "--lora-targets x_proj matches no linear layer; .* q_proj"),
     "targets of all": ({"lora_targets": "q_proj", "full": True}, PlanError, "--full trains no adapters"),
+    "rank of mixers": ({"lora_rank": 4, "mixers": True}, PlanError, "--lora-rank has no effect: --mixers trains no"),
     "adapters and all": ({"lora": True, "full": True}, PlanError, "give only one of --full, --mixers and --lora"),
     "adapters and mixers": ({"lora": True, "mixers": True}, PlanError, "give only one of"),
     "all and mixers": ({"full": True, "mixers": True}, PlanError, "give only one of"),

@@ -172,31 +172,28 @@ def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders,
 TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": 7}, "got a int"),
-        ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
-        ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
-        ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model that torch\.compile was called with"),
-        ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
-        ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
-        ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
-        ({"data": ["text"]}, "give the `tokenizer` of the model in memory"),
-        ({"model": "FOLDER", "data": ["hi"]}, r"gives \d tokens to calibrate on; at least 24 are needed"),
-        ({"method": "best"}, "unknown method 'best'"),
-        ({"method": 3}, "`method` must be the name of a selector or a Selector, got 3"),
-        ({"method": Selector(name="l1", needs={"weight"}, choose=list)}, "a method l1 exists already"),
-        ({"method": TOO_FEW}, "the selector short returned"),
-        ({"tokenizer": "words"}, "must be a tokenizer of transformers"),
-        ({"method": "l1", "key_dim": 999}, "`key_dim` must be at least 1 and less than the width 24, got 999"),
-        ({"method": "l1", "key_dim": "8"}, "`key_dim` must be a whole number, got '8'"),
-        ({"method": "l1", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
-        ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
-        ({"method": "l1", "eval_text": TEXTS}, "`eval_text` measures what is written: give `out`"),
-        ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"model": 7}, "got a int"),
+    ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
+    ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
+    ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model that torch\.compile was called with"),
+    ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
+    ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
+    ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
+    ({"data": ["text"]}, "give the `tokenizer` of the model in memory"),
+    ({"model": "FOLDER", "data": ["hi"]}, r"gives \d tokens to calibrate on; at least 24 are needed"),
+    ({"method": "best"}, "unknown method 'best'"),
+    ({"method": 3}, "`method` must be the name of a selector or a Selector, got 3"),
+    ({"method": Selector(name="l1", needs={"weight"}, choose=list)}, "a method l1 exists already"),
+    ({"method": TOO_FEW}, "the selector short returned"),
+    ({"tokenizer": "words"}, "must be a tokenizer of transformers"),
+    ({"method": "l1", "key_dim": 999}, "`key_dim` must be at least 1 and less than the width 24, got 999"),
+    ({"method": "l1", "key_dim": "8"}, "`key_dim` must be a whole number, got '8'"),
+    ({"method": "l1", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
+    ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
+    ({"method": "l1", "eval_text": TEXTS}, "`eval_text` measures what is written: give `out`"),
+    ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
+])  # fmt: skip
 def test_errors_name_parameters_of_python(model, change, message, folders):
     options = {"model": model, "method": "drrqr", "key_dim": 8, **change}
     options["model"] = folders[NAME] if options["model"] == "FOLDER" else options["model"]
@@ -204,32 +201,30 @@ def test_errors_name_parameters_of_python(model, change, message, folders):
         slimstate.prune(options.pop("model"), progress=False, **options)
 
 
-@pytest.mark.parametrize(
-    ("config", "values", "message"),
-    [
-        (PruneConfig, {"apply": "plan", "method": "l1"}, "`method` is part of the plan of `apply`"),
-        (PruneConfig, {"apply": "plan", "data": "x.txt"}, "`data` is part of the plan of `apply`"),
-        (PruneConfig, {"key_dim": 8, "state_dtype": "bf16"}, "`state_dtype` needs a budget"),
-        (PruneConfig, {"eval_tokens": 8}, "`eval_tokens` needs `eval_text`"),
-        (ReconstructConfig, {"eval_tokens": 8}, "`eval_tokens` needs `eval_text`"),
-        (EvalConfig, {"limit": 8}, "`limit` needs `tasks` or `recall`"),
-        (EvalConfig, {"state_every": 8}, "`state_every` needs another `state_dtype`"),
-        (RecoverConfig, {"no_teacher": True, "temperature": 1.0}, "`temperature` needs a teacher"),
-        (RecoverConfig, {"cache_top_k": 8}, "`cache_top_k` needs `cache_teacher`"),
-        (InspectConfig, {"engine": "vllm", "context": 8, "memory_gb": 1, "sequences": 2}, "`sequences` has no effect"),
-        (InspectConfig, {"engine": "vllm", "kv_dtype": "fp8"}, "`kv_dtype` is for the memory of a serving engine"),
-        (SweepConfig, {"limit": 8}, "`limit` needs `tasks`"),
-        (SweepConfig, {"samples": 8}, "`samples` needs `data`"),
-        (SweepConfig, {"value_method": "l1"}, "`value_method` needs `value_dims`"),
-        (SweepConfig, {"state_every": 8}, "`state_every` needs another of `state_dtypes`"),
-        (SweepConfig, {"data": "x", "reconstruct": True, "reconstruct_steps": 0, "reconstruct_learning_rate": 0.1},
-         "`reconstruct_learning_rate` needs `reconstruct_steps` above 0"),
-        (VerifyConfig, {"engine": "mlx", "gguf_type": "q8_0"}, "`gguf_type` is for `engine` llama.cpp"),
-        (VerifyConfig, {"engine": "mlx", "engine_settings": '{"a": 1}'}, "`engine_settings` is for `engine` llama"),
-        (CalibrateBenchConfig, {"documents": "lines"}, "`documents` needs `data`"),
-        (OutputFlags, {"quiet": True, "verbose": True}, "either `quiet` or `verbose`"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "values", "message"), [
+    (PruneConfig, {"apply": "plan", "method": "l1"}, "`method` is part of the plan of `apply`"),
+    (PruneConfig, {"apply": "plan", "data": "x.txt"}, "`data` is part of the plan of `apply`"),
+    (PruneConfig, {"key_dim": 8, "state_dtype": "bf16"}, "`state_dtype` needs a budget"),
+    (PruneConfig, {"eval_tokens": 8}, "`eval_tokens` needs `eval_text`"),
+    (ReconstructConfig, {"eval_tokens": 8}, "`eval_tokens` needs `eval_text`"),
+    (EvalConfig, {"limit": 8}, "`limit` needs `tasks` or `recall`"),
+    (EvalConfig, {"state_every": 8}, "`state_every` needs another `state_dtype`"),
+    (EvalConfig, {"seed": 8}, "`seed` needs `associative`, `tasks` or `recall`"),
+    (RecoverConfig, {"no_teacher": True, "temperature": 1.0}, "`temperature` needs a teacher"),
+    (RecoverConfig, {"cache_top_k": 8}, "`cache_top_k` needs `cache_teacher`"),
+    (InspectConfig, {"engine": "vllm", "context": 8, "memory_gb": 1, "sequences": 2}, "`sequences` has no effect"),
+    (InspectConfig, {"engine": "vllm", "kv_dtype": "fp8"}, "`kv_dtype` is for the memory of a serving engine"),
+    (SweepConfig, {"limit": 8}, "`limit` needs `tasks`"),
+    (SweepConfig, {"samples": 8}, "`samples` needs `data`"),
+    (SweepConfig, {"value_method": "l1"}, "`value_method` needs `value_dims`"),
+    (SweepConfig, {"state_every": 8}, "`state_every` needs another of `state_dtypes`"),
+    (SweepConfig, {"data": "x", "reconstruct_steps": 0, "reconstruct": True, "reconstruct_learning_rate": 0.1},
+     "`reconstruct_learning_rate` needs `reconstruct_steps` above 0"),
+    (VerifyConfig, {"engine": "mlx", "gguf_type": "q8_0"}, "`gguf_type` is for `engine` llama.cpp"),
+    (VerifyConfig, {"engine": "mlx", "engine_settings": '{"a": 1}'}, "`engine_settings` is for `engine` llama"),
+    (CalibrateBenchConfig, {"documents": "lines"}, "`documents` needs `data`"),
+    (OutputFlags, {"quiet": True, "verbose": True}, "either `quiet` or `verbose`"),
+])  # fmt: skip
 def test_an_option_without_effect_is_refused(config, values, message):
     with pytest.raises(PlanError, match=message):
         config.from_values(values)
@@ -237,12 +232,18 @@ def test_an_option_without_effect_is_refused(config, values, message):
 
 def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(folders, text_file, tmp_path):
     reconstructed = {"data": text_file, "reconstruct": True, "key_dim": 8}
-    words = "`samples` has no effect: layers are calibrated on the windows of `reconstruct"
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(PlanError, match="`samples` has no effect: layers are calibrated on the windows of `reconst"):
         slimstate.prune(folders[NAME], tmp_path / "cut", samples=32, **reconstructed)
     listener = Listener()
-    slimstate.prune(folders[NAME], method="l1", key_dim=8, data=text_file, samples=4, rrqr_f=2.0, progress=listener)
-    assert "no effect with l1: `rrqr_f`, `samples`, `data`" in listener.lines
+    unused = {"data": text_file, "samples": 4, "rrqr_f": 2.0, "documents": "lines", "seed": 3, "progress": listener}
+    slimstate.prune(folders[NAME], method="l1", key_dim=8, **unused)
+    assert "no effect with l1: `rrqr_f`, `samples`, `data`, `documents`, `seed`" in listener.lines
+    slimstate.prune(folders[NAME], method="random", score="q", value_method="l1", value_dim=8, progress=listener)
+    assert "no effect with l1 for values alone: `score`, `method`" in listener.lines
+    slimstate.prune(folders["mamba2-plain"], method="l1", key_dim=8, keep_norm_eps=True, progress=listener)
+    assert "no effect with mamba2: `keep_norm_eps`" in listener.lines
+    with pytest.raises(PlanError, match="`max_length` needs `tasks`, `recall` or WikiText"):
+        slimstate.evaluate(folders[NAME], text_file, max_length=8)
 
 
 def test_results_print_well_and_become_tables(folders, tmp_path, capsys):

@@ -247,6 +247,7 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
         lost = row.recall_over_uncut < 0 and not is_none(row.recall_over_uncut, row.recall_error)
         recall = f"associative recall {'falls from ' if lost else ''}{change}"
         reason += f"; {recall}, {signed(row.recall_over_uncut, row.recall_error)}"
+    reason += "; recall was not measured" if row.associative_recall is None else ""
     return Recommendation(
         row=record.rows.index(row), within=bool(within), max_loss=max_loss, reason=reason, command=command(row)
     )

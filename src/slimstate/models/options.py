@@ -50,8 +50,7 @@ class LoadOptions(RunOptions):
     """Maximum memory for weights by device, such as 0=40GiB,cpu=100GiB."""
 
     def check(self) -> None:
-        if self.max_memory is not None and self.device_map is None:
-            raise PlanError("`max_memory` needs `device_map` auto")
+        self.refuse(("max_memory",), "needs `device_map` auto", unless=self.device_map is not None)
         parse_limits(self.max_memory)
 
 

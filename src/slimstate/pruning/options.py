@@ -81,8 +81,8 @@ class Budget(Options):
             object.__setattr__(self, "state_dtype", name)
         if self.state_mb is not None and (self.sequences or self.memory_gb):
             raise PlanError("a budget is either `state_mb` for one sequence, or `sequences` and `memory_gb` together")
-        if self.axes is not None and self.state_mb is None and self.sequences is None:
-            raise PlanError("`axes` needs a budget: `state_mb`, or `sequences` and `memory_gb`")
+        is_set = self.state_mb is not None or self.sequences is not None
+        self.refuse(("axes",), "needs a budget: `state_mb`, or `sequences` and `memory_gb`", unless=is_set)
 
     @property
     def is_set(self) -> bool:

@@ -114,7 +114,8 @@ def fit_budget(budget: Budget, mixers: tuple[Mixer, ...], candidates: Sequence[D
     if best[1] is not None and best[0] < uncut[0]:
         return best, f"{line}; of {len(fitting)} that fit, it has the least predicted loss"
     larger = min((dims for dims in (uncut, *candidates) if size(dims) > budget.bytes), key=size)
-    return best, f"{line}; {dims_text(*larger)} would take {size(larger) / MIB:.4g}"
+    shown = larger if best[1] is None else (larger[0], larger[1] or first.value_dim)
+    return best, f"{line}; {dims_text(*shown)} would take {size(larger) / MIB:.4g}"
 
 
 def resolve_key_dim(
@@ -122,7 +123,7 @@ def resolve_key_dim(
 ) -> tuple[int, str]:
     """Return the key dim, or the multiple of ALIGNMENT nearest to a compression, and a line that explains it."""
     if (compression is None) == (key_dim is None):
-        raise PlanError("give either `key_dim` or `compression`, or a budget (`state_mb`, or `sequences`)")
+        raise PlanError("give either `key_dim` or `compression`, `value_dim`, or a budget (`state_mb`, or `sequences`)")
     if key_dim is not None:
         if key_dim == width and not allow_width:
             raise PlanError(f"key dim {key_dim} is the width of the model: nothing to cut")
@@ -260,7 +261,7 @@ def _sides_line(headers: Headers) -> str:
     """Return whether keys and values can be cut, to which value dims, and what half of both would take."""
     config, first, family = headers.config, headers.mixers[0], family_of(headers.config)
     if family.one_width:
-        return "keys and values have one width: a key dim is the value dim, too (--state-dim)"
+        return "keys and values have one width: a key dim is the value dim, too (`state_dim`)"
     if (reason := family.value_refusal(config)) is not None:
         return f"values cannot be cut: {reason}"
     value_dims, keys = value_dims_worth_choosing(family, config), family.key_refusal(config)

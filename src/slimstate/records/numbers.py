@@ -25,7 +25,8 @@ def signed(value: float | None, error: float | None = None, unit: str = "", none
     """Return a difference with its sign, three decimals and its standard error, and `none` where it is within two."""
     if value is None:
         return UNKNOWN
-    number = f"{round(value, 3) + 0.0:+.3f}".replace("-", "−")
+    is_tiny = abs(value) < 5e-4 and error is not None and not is_none(value, error)  # and would be shown as 0
+    number = (f"{value:+.2g}" if is_tiny else f"{round(value, 3) + 0.0:+.3f}").replace("-", "−")
     return number + with_error("", error) + unit + (none if is_none(value, error) else "")
 
 

@@ -29,6 +29,12 @@ class Cut(Value):
     reconstructed: tuple[Mapping[str, Any], ...] = ()
     recovered: tuple[Mapping[str, Any], ...] = ()  # later trainings
 
+    def __str__(self) -> str:
+        """Return what was cut, such as: key dim 64 to 32 by drrqr, value dim 64 to 48 by energy."""
+        keys = f"key dim {self.width} to {self.key_dim} by {self.method}"
+        values = f"value dim {self.value_width} to {self.value_dim} by {self.value_method}"
+        return ", ".join([keys] * (self.key_dim < self.width or not self.value_dim) + [values] * bool(self.value_dim))
+
 
 class TrainingEntry(Value):
     """A training in the config of a model."""

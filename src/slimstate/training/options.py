@@ -64,9 +64,8 @@ class AdaptationOptions(Options):
     def check(self) -> None:
         if self.full + self.mixers + self.lora > 1:
             raise PlanError("give only one of `full`, `mixers` and `lora`")
-        if (self.full or self.mixers) and not (self.lora_targets is None and self.unfreeze is None):
-            name = "full" if self.full else "mixers"
-            raise PlanError(f"`{name}` trains no adapters: leave out `lora_targets` and `unfreeze`")
+        trained, names = "full" if self.full else "mixers", ("lora_targets", "lora_rank", "lora_alpha", "unfreeze")
+        self.refuse(names, f"has no effect: `{trained}` trains no adapters", unless=not (self.full or self.mixers))
         if self.unfreeze is not None and not {*self.unfrozen_kinds} <= {*UNFREEZABLE}:
             raise PlanError(f"`unfreeze` must be {' or '.join(UNFREEZABLE)}, or both, got {self.unfreeze!r}")
 
@@ -104,11 +103,9 @@ class TeacherOptions(Options):
     def check(self) -> None:
         if self.no_teacher and self.teacher is not None:
             raise PlanError("give either `teacher` or `no_teacher`")
-        if self.no_teacher and self.cache_teacher is not None:
-            raise PlanError("`cache_teacher` needs a teacher: leave out `no_teacher`")
-        has_teacher, has_cache = not self.no_teacher, self.cache_teacher is not None
-        self.refuse(("kd_weight", "temperature"), "needs a teacher: leave out `no_teacher`", unless=has_teacher)
-        self.refuse(("cache_top_k",), "needs `cache_teacher`", unless=has_cache)
+        names = ("kd_weight", "temperature", "cache_teacher")
+        self.refuse(names, "needs a teacher: leave out `no_teacher`", unless=not self.no_teacher)
+        self.refuse(("cache_top_k",), "needs `cache_teacher`", unless=self.cache_teacher is not None)
 
 
 class TrainerOptions(Options):

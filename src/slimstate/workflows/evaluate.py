@@ -76,6 +76,7 @@ def evaluate(
             windows = shared_windows(tokenizers, reading, config.length, measures.max_tokens)
             limits = {"max_tokens": measures.max_tokens, "max_length": measures.max_length}
             wikitext = read_wikitext(source, next(iter(tokenizers.values())), inputs.reporter, **limits)
+        config.refuse(("max_length",), "needs `tasks`, `recall` or WikiText", unless=bool(wikitext or measures.tasks))
         measurement = Measurement(
             text=reading, windows=windows, wikitext=wikitext, associative=config.associative, options=measures,
             seed=config.seed, run=config.run, reporter=inputs.reporter,

@@ -15,7 +15,7 @@ from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.serving.options import ComparisonOptions, EngineChoice, EngineOptions, PoolOptions
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options, once, options_of
-from slimstate.training.options import RecoverOptions, TrainOptions
+from slimstate.training.options import AdaptationOptions, RecoverOptions, TrainOptions
 from slimstate.workflows.inputs import Model
 
 TASK_OPTIONS = ("task_data", "include_path", "limit", "recall_prompts")
@@ -79,36 +79,31 @@ class PruneConfig(EngineChoice):
     run: LoadOptions = LoadOptions()
 
     def check(self) -> None:
-        if self.distill is not None and self.reconstruct is None:
-            raise PlanError("`distill` needs `reconstruct`")
+        self.refuse(("distill",), "needs `reconstruct`", unless=self.reconstruct is not None)
         if self.apply is not None and self.reconstruct is not None:
             raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
-        if self.same_model and self.apply is None:
-            raise PlanError("`same_model` needs `apply`")
+        self.refuse(("same_model",), "needs `apply`", unless=self.apply is not None)
         if self.reconstruct is not None and self.calibration.data is None:
             raise PlanError("`reconstruct` trains on text: give it with `data`")
         sizes = (self.key_dim, self.compression, self.value_dim, self.state_dim)
         has_size = any(size is not None for size in sizes)
         if self.state_dim is not None and any(size is not None for size in sizes[:3]):
             raise PlanError("`state_dim` is both dims: leave out `key_dim`, `value_dim` and `compression`")
-        cuts_values = any(option is not None for option in (*sizes[2:], self.engine, self.budget.axes))
-        if self.value_method is not None and not cuts_values:
-            raise PlanError("`value_method` needs `value_dim`, `state_dim` or `axes`")
+        cuts_values = self.budget.axes in ("values", "both") or (*sizes[2:], self.engine) != (None, None, None)
+        self.refuse(("value_method",), "needs `value_dim`, `state_dim` or `axes`", unless=cuts_values)
         groups = (option.name for group in (Calibration, CutOptions) for option in options_of(group))
         names, reason = ("method", "score", "value_method", *groups), "is part of the plan of `apply`: leave it out"
         self.refuse(names, reason, unless=self.apply is None)
-        needs_budget = "needs a budget: `state_mb`, or `sequences` and `memory_gb`"
-        self.refuse(("state_dtype",), needs_budget, unless=self.budget.is_set)
+        has_budget = self.budget.is_set
+        self.refuse(("state_dtype",), "needs a budget: `state_mb`, or `sequences` and `memory_gb`", unless=has_budget)
         self.refuse(("eval_tokens",), "needs `eval_text`", unless=self.evaluation.eval_text is not None)
-        if self.apply is not None and (has_size or self.budget.is_set):
+        if self.apply is not None and (has_size or has_budget):
             raise PlanError(
                 "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"
                 " `compression` and budgets"
             )
-        if has_size and self.budget.is_set:
-            raise PlanError(
-                "a budget says how much is kept: leave out `compression` and `key_dim`, `value_dim`, `state_dim`"
-            )
+        if has_size and has_budget:
+            raise PlanError("a budget sets the dims: leave out `compression`, `key_dim`, `value_dim` and `state_dim`")
 
 
 class ReconstructConfig(TextOptions):
@@ -170,8 +165,7 @@ class ControlOptions(Options):
     the uncut model itself can still learn."""
 
     def check(self) -> None:
-        if self.control_out is not None and self.mode is None:
-            raise PlanError("`control_out` needs `control` or `control_teaches`")
+        self.refuse(("control_out",), "needs `control` or `control_teaches`", unless=self.mode is not None)
 
     @property
     def mode(self) -> str | None:
@@ -218,7 +212,7 @@ class RecoverConfig(RecoverOptions):
         if values.get("tokens") is not None:
             values = {"steps": None, **values}
         if values.get("full") or values.get("mixers"):
-            values = {"lora": False, "lora_targets": None, "unfreeze": None, **values}
+            values = {**vars(AdaptationOptions()), **values}
         elif "lora_rank" in values or "lora_alpha" in values:
             values = {"lora": True, **values}
         return super().from_values(values, base)
@@ -255,6 +249,7 @@ class EvalConfig(TextOptions):
         object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
         has_tasks, is_rounded = bool(self.measures.tasks or self.recall), self.state_dtype != "float32"
         self.refuse(TASK_OPTIONS, "needs `tasks` or `recall`", unless=has_tasks)
+        self.refuse(("seed",), "needs `associative`, `tasks` or `recall`", unless=has_tasks or self.associative)
         self.refuse(("state_every",), "needs another `state_dtype` than float32", unless=is_rounded)
 
 
@@ -324,5 +319,4 @@ class VerifyConfig(EngineOptions):
             raise PlanError("give `engine`: transformers, mlx, llama.cpp, vllm or sglang")
         if self.masked and self.against is None:
             raise PlanError("`masked` needs the uncut model: give it with `against`")
-        if self.plan is not None and not self.masked:
-            raise PlanError("`plan` needs `masked`")
+        self.refuse(("plan",), "needs `masked`", unless=self.masked)

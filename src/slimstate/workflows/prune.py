@@ -25,10 +25,12 @@ from slimstate.reconstruction.reconstruct import ReconstructionJob
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.records.evaluation import UNINFORMED
+from slimstate.records.parts import Cut
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
+from slimstate.records.schema import from_json
 from slimstate.records.serving import LayerSpeed
-from slimstate.selectors import Request, Selector, selector_named, value_selector_named
+from slimstate.selectors import VALUE_METHODS, Request, Selector, selector_named, value_selector_named
 from slimstate.selectors.ranking import KEEP_ALL
 from slimstate.serving.engines import cut_advice, needs_equal_dims, serving_lines
 from slimstate.serving.widths import speed_of_cut
@@ -96,7 +98,7 @@ def estimate(
         >>> slimstate.estimate("demo/model", key_dim=64, data="demo/calibration.txt").seconds["total"]
     """
     config = PruneConfig.merge(config, options)
-    config.refuse(("eval_text",), "is not part of an estimate: leave it out")
+    config.refuse(("eval_text", "reconstruct"), "is not part of an estimate: leave it out")
     if config.apply is not None:
         raise PlanError("`apply` has its plan and loads no model: there is nothing to estimate")
     with Inputs(progress, tokenizer, model) as inputs:
@@ -147,8 +149,7 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
     if config.reconstruct is not None:
         checkpoint.check_plain("reconstructed")
     if checkpoint.cut is not None:
-        widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
-        reporter.say(f"cut before, {widths}; both cuts are recorded")
+        reporter.say(f"cut before: {from_json(Cut, checkpoint.cut)}; both cuts are recorded")
     return checkpoint
 
 
@@ -158,7 +159,11 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     key_dim, value_dim, line = _dims(checkpoint, config, allow_width=selector.rotates)
     if value_dim is not None and key_dim == checkpoint.mixers[0].axis.width and not selector.rotates:
         selector = KEEP_ALL
-    corrected = not config.cut.keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
+    config.refuse(("value_method",), "has no effect: only keys are cut", unless=bool(value_dim) or not config.engine)
+    correctable = checkpoint.family.correction(checkpoint.config).possible
+    corrected = correctable and not config.cut.keep_norm_eps
+    if config.cut.keep_norm_eps and not correctable:
+        reporter.say(f"no effect with {checkpoint.family.model_type}: `keep_norm_eps`")
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, value_dim, corrected)
     values = None if value_dim is None else value_selector_named(_value_method(config))
@@ -187,12 +192,19 @@ def report_unused(config: PruneConfig | SweepConfig, methods: Sequence[Selector]
     needs = frozenset[str]().union(*(method.needs for method in methods))
     names = [] if any("f" in method.options for method in methods) else ["rrqr_f", "rrqr_swaps"]
     names += [] if "gram" in needs else ["rrqr_rows"]
-    names += ["score", "scores"] if all(method.name in UNINFORMED for method in methods) else []
+    keys = [method for method in methods if method not in VALUE_METHODS.values()]
+    names += ["score", "scores"] if all(method.name in (*UNINFORMED, KEEP_ALL.name) for method in keys) else []
     if isinstance(config, PruneConfig) and not needs - {"weight"}:  # a sweep still measures condition numbers
-        names += ["samples", "length", "evidence", *(["data"] if config.reconstruct is None else [])]
-    if unused := [name for name in names if name in config.to_values()]:
-        flags = ", ".join(f"`{name}`" for name in unused)
-        reporter.say(f"no effect with {' and '.join(each.name for each in methods)}: {flags}")
+        names += ["samples", "length", "evidence"]
+        names += [] if config.reconstruct is not None else ["data"]
+        if config.reconstruct is None and config.evaluation.eval_text is None:
+            names += ["documents", "special_tokens", "dtype", "device_map"]
+            names += [] if any(method.name in UNINFORMED for method in methods) else ["seed"]
+    if isinstance(config, PruneConfig) and KEEP_ALL in methods:
+        names += ["keep_norm_eps", *(["method"] if _value_method(config) != config.method else [])]
+    if unused := ", ".join(f"`{name}`" for name in names if name in config.to_values()):
+        names = [each.name for each in methods if each is not KEEP_ALL]
+        reporter.say(f"no effect with {' and '.join(names)}{' for values alone' * (KEEP_ALL in methods)}: {unused}")
 
 
 def _value_method(config: PruneConfig) -> Any:

@@ -52,7 +52,7 @@ def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
         return
     yield record.headline()
     if (cut := record.already_cut) is not None:
-        yield f"cut before: key dim {cut.width} to {cut.key_dim} by {cut.method}"
+        yield f"cut before: {cut}"
     columns = ("key dim", "compression", "state fp32", "state bf16", "sequences in the same memory", "parameters")
     rows = [
         (
@@ -66,22 +66,20 @@ def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
         yield Table(columns, rows)
     if record.gains:
         yield from _show_gains(record.gains)
-    yield record.sides
+    yield name_flags(record.sides)
     if record.budget is not None:
         yield record.budget.why
     if record.speed:
         yield record.speed.advice
-    for verdict in record.serving.verdicts:
-        yield f"serving: {name_flags(verdict)}"
-    for rule in record.serving.rules:
-        yield Detail(f"  {Rule(**rule).describe(condition=True)}")
+    yield from (f"serving: {name_flags(verdict)}" for verdict in record.serving.verdicts)
+    yield from (Detail(f"  {Rule(**rule).describe(condition=True)}") for rule in record.serving.rules)
 
 
 def _show_gains(gains: Sequence["Gain"]) -> Printout:
     """Yield what half of the key dim gains at each context, and where a cut pays."""
     *_, last = gains
     cards = f"{last.card}, weights in bf16, states in {last.state_dtype}"
-    yield f"what key dim {last.key_dim} gains on {cards}, an estimate (within 17% of the DeltaNets that were timed):"
+    yield f"what key dim {last.key_dim} gains on {cards}, an estimate (within 17% for the DeltaNets that were timed):"
     pairs = [(row.context, row.sequences, row.tokens_per_second) for row in gains]
     rows = [(f"{context:,}" if context else "any", *map(_change, numbers)) for context, *numbers in pairs]
     yield Table(("context", "sequences that fit", "tokens per second of all"), rows)
@@ -90,8 +88,8 @@ def _show_gains(gains: Sequence["Gain"]) -> Printout:
         return
     little = "little" if last.sequences[1] < 1.1 * last.sequences[0] else "less"
     yield (
-        f"{little} is gained at {last.context:,} tokens, where {1 - last.state_share:.0%} of a sequence is KV cache,"
-        " which stays; a cut pays with short contexts, many sequences and prefix caching, whose pages are states"
+        f"{little} is gained at {last.context:,} tokens, where {int(100 * (1 - last.state_share))}% of a sequence is KV"
+        " cache, which stays; a cut pays with short contexts, many sequences and prefix caching, whose pages are states"
     )
 
 
@@ -136,9 +134,8 @@ def show_prune(record: "CutRecord | EstimateRecord") -> Printout:
         return
     yield record.headline()
     certificate = record.certificate
-    for fact in ("kernels: none ran" if record.kernels is None else None, record.correction):
-        if fact is not None:
-            yield Detail(fact)
+    facts = ("kernels: none ran" if record.kernels is None else None, record.correction)
+    yield from (Detail(fact) for fact in facts if fact is not None)
     if "rho" in certificate:
         swaps = plural(int(certificate["swaps"] or 0), "swap")
         yield Detail(f"largest rho left: {certificate['rho']:.3f} after {swaps}")

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from slimstate.records.numbers import dims_text
 from slimstate.records.parts import Model
 from slimstate.system.atomic import staged_file, writing
 
@@ -90,7 +91,9 @@ def label_of(model: Model) -> str:
     if (cut := model.cut) is None:
         return f"{model.name} (uncut)"
     later = "".join(f", {name}" for name in ("reconstructed", "recovered") if getattr(cut, name))
-    return f"{model.name} ({cut.method}, {cut.key_dim} of {cut.width}{later})"
+    method = cut.value_method if cut.value_dim and cut.key_dim == cut.width else cut.method
+    dims = f"{dims_text(cut.key_dim, cut.value_dim)} of {dims_text(cut.width, cut.value_dim and cut.value_width)}"
+    return f"{model.name} ({method}, {dims}{later})"
 
 
 def literal(text: str) -> str:

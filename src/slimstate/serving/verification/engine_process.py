@@ -129,20 +129,18 @@ def transformers(request: Any) -> Answer:
         model = library.AutoModelForImageTextToText.from_pretrained(request["model"], dtype=dtype)
     model.to(device).eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    windows = torch.tensor(request["windows"], device=device)
-    with torch.no_grad():
-        rows = model(input_ids=windows, use_cache=False).logits.float().log_softmax(-1)
-        output = model.generate(
-            windows[:, : request["prompt"]], max_new_tokens=request["count"], do_sample=False,
-            return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
-    continued = output.sequences[:, request["prompt"] :]
-    scores = torch.stack(output.logits, 1).float().log_softmax(-1)
-    return {
-        "prefill": rows[:, :-1].gather(-1, windows[:, 1:, None])[..., 0].tolist(),
-        "continued": continued.tolist(),
-        "decoding": scores.gather(-1, continued[..., None])[..., 0].tolist(),
-    }
+    options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    prefill, continued, decoding = [], [], []
+    for window in request["windows"]:  # their lengths may differ
+        ids = torch.tensor([window], device=device)
+        with torch.no_grad():
+            rows = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+            output = model.generate(ids[:, : request["prompt"]], max_new_tokens=request["count"], **options)
+        tokens, scores = output.sequences[0, request["prompt"] :], torch.cat(output.logits).float().log_softmax(-1)
+        prefill.append(rows[0, :-1].gather(-1, ids[0, 1:, None])[:, 0].tolist())
+        continued.append(tokens.tolist())
+        decoding.append(scores.gather(-1, tokens[:, None])[:, 0].tolist())
+    return {"prefill": prefill, "continued": continued, "decoding": decoding}
 
 
 def vllm(request: Any) -> Answer:
