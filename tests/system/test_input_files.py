@@ -33,7 +33,7 @@ def test_quotes_are_one_short_line():
     assert quoted("as it is") == "as it is"
     assert quoted("a" + "-" * 100 + "z")[0] + quoted("a" + "-" * 100 + "z")[-1] == "az"
     assert reason_of(ValueError("one\ntwo")) == "ValueError: one"
-    assert reason_of(KeyError()) == "KeyError"
+    assert (reason_of(KeyError()), reason_of(OSError("a:\n  b\nc"))) == ("KeyError", "OSError: a: b")
 
 
 def test_only_regular_files_are_opened(tmp_path):

@@ -231,9 +231,8 @@ def test_an_option_without_effect_is_refused(config, values, message):
 
 
 def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(folders, text_file, tmp_path):
-    reconstructed = {"data": text_file, "reconstruct": True, "key_dim": 8}
     with pytest.raises(PlanError, match="`samples` has no effect: layers are calibrated on the windows of `reconst"):
-        slimstate.prune(folders[NAME], tmp_path / "cut", samples=32, **reconstructed)
+        slimstate.prune(folders[NAME], tmp_path / "cut", samples=32, data=text_file, reconstruct=True, key_dim=8)
     listener = Listener()
     unused = {"data": text_file, "samples": 4, "rrqr_f": 2.0, "documents": "lines", "seed": 3, "progress": listener}
     slimstate.prune(folders[NAME], method="l1", key_dim=8, **unused)

@@ -50,6 +50,6 @@ def quoted(value: object, max_length: int = MAX_QUOTE) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the kind and the first line of another library's exception."""
-    lines = str(error).strip().splitlines()
-    return quoted(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 2 * MAX_QUOTE)
+    """Return the kind and the first line of another library's exception; a line that ends in a colon goes on."""
+    lines = str(error).strip().replace(": \n", ":\n").replace(":\n", ": ").splitlines()
+    return quoted(": ".join([type(error).__name__, *(" ".join(line.split()) for line in lines[:1])]), 2 * MAX_QUOTE)
