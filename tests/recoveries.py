@@ -10,7 +10,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate.records.training import RECOVERY, RecoveryRecord
+from slimstate.records.training import RecoveryRecord
 from slimstate.training.adaptation import trainable
 from slimstate.training.trainer import StudentTrainer
 
@@ -49,7 +49,7 @@ def cut(folder: Path, out: Path, key_dim: int = 8) -> Path:
 
 
 def record_of(folder: Path) -> RecoveryRecord:
-    return RecoveryRecord.read(folder / RECOVERY)
+    return RecoveryRecord.read(folder / RecoveryRecord.FILE)
 
 
 def history_of(folder: Path) -> dict:

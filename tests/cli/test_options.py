@@ -22,7 +22,7 @@ from slimstate.cli.app import COMMANDS, find_command, run
 from slimstate.cli.commands import Command, WorkflowCommand, flag_of
 from slimstate.core.file_names import CONFIG
 from slimstate.records.provenance import INPUTS, command_line, run_config
-from slimstate.records.training import RECONSTRUCTION
+from slimstate.records.training import ReconstructionRecord
 from slimstate.system.errors import PlanError, SlimstateError
 from slimstate.system.options import Options, once, options_of, prefixed
 
@@ -254,7 +254,7 @@ def test_a_model_is_written_again_from_its_own_config(line, places, tmp_path, su
     first, second = tmp_path / "first", tmp_path / "second"
     succeed(*[places.get(word, word) for word in shlex.split(line)], "--out", first)
     if "--distill" in line:
-        assert json.loads((first / RECONSTRUCTION).read_text())["distillation"] is not None
+        assert json.loads((first / ReconstructionRecord.FILE).read_text())["distillation"] is not None
     assert "--out" in refusal("run", first), "nothing is overwritten"
     succeed("run", first, "--out", second)
     assert (first / CONFIG).read_text() == (second / CONFIG).read_text()

@@ -23,7 +23,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.reconstruction import fit, rates, reconstruct
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
-from slimstate.records.training import RECONSTRUCTION, ReconstructionRecord
+from slimstate.records.training import ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def test_every_layer_improves_only_mixers_and_norms_change_and_the_stock_class_l
         assert layer.step > 0 or layer.refit
         assert layer.held_out_after < layer.held_out_before
     assert list(out.glob("logits*.pt"))
-    assert ReconstructionRecord.read(out / RECONSTRUCTION) == record
+    assert ReconstructionRecord.read(out / ReconstructionRecord.FILE) == record
     before, after = tiny.read_tensors(cut), tiny.read_tensors(out)
     assert {key: tensor.dtype for key, tensor in before.items()} == {key: tensor.dtype for key, tensor in after.items()}
     prefixes = tuple(f"{mixer.place_in_files}." for mixer in mixers)
@@ -136,7 +136,9 @@ def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, te
     slimstate.prune(model, out, **options)
     assert_same_weights(tmp_path / "whole", out)
     assert (tmp_path / "whole" / PLAN).read_text() == (out / PLAN).read_text()
-    one, other = (ReconstructionRecord.read(folder / RECONSTRUCTION).layers for folder in (tmp_path / "whole", out))
+    one, other = (
+        ReconstructionRecord.read(folder / ReconstructionRecord.FILE).layers for folder in (tmp_path / "whole", out)
+    )
     assert [replace(layer, seconds=None) for layer in one] == [replace(layer, seconds=None) for layer in other]
     assert len(one[0].trial) == 3
     assert {layer.chosen_rate for layer in one} == {other[0].chosen_rate}

@@ -23,7 +23,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.records.evaluation import SweepRecord
 from slimstate.records.numbers import fixed
 from slimstate.records.states import TraceRecord
-from slimstate.records.training import RECONSTRUCTION, RECOVERY
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 from slimstate.reports import tables
 from slimstate.reports.page import unique_records
 from slimstate.reports.plots import style as plot_style
@@ -214,7 +214,7 @@ def test_records_of_benchmarks_and_trainings_and_every_model_of_a_comparison_are
         assert f"Associative recall 0.300 → 0.300 {label}" in text
 
 
-@pytest.mark.parametrize("record", [RECONSTRUCTION, RECOVERY])
+@pytest.mark.parametrize("record", [ReconstructionRecord.FILE, RecoveryRecord.FILE])
 def test_the_copied_plan_of_a_trained_model_is_shown_once(tmp_path, record):
     folder = write(tmp_path, {f"{name}/{PLAN}": sample(PLAN_FILE) for name in ("slim", "trained")})
     write(folder, {f"trained/{record}": {}})

@@ -13,7 +13,7 @@ import slimstate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load
 from slimstate.records.serving import Differences, Outcome, VerificationRecord
-from slimstate.records.training import RECONSTRUCTION
+from slimstate.records.training import ReconstructionRecord
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification import engine_process
 from slimstate.serving.verification.engine_call import ProcessResult, Refusal, run_engine
@@ -135,7 +135,7 @@ def test_bad_input_is_one_line(arguments, words, cut, refusal):
 
 def test_a_cut_that_was_trained_is_not_compared_with_a_masked_model(cut, folders, tmp_path):
     trained = shutil.copytree(cut, tmp_path / "trained")
-    (trained / RECONSTRUCTION).write_text("{}")
+    (trained / ReconstructionRecord.FILE).write_text("{}")
     with pytest.raises(slimstate.SlimstateError, match="was trained after its cut"):
         verify(trained, engine="mlx", against=str(folders[MODEL]), masked=True)
 

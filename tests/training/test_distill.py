@@ -14,7 +14,7 @@ import tiny
 from recoveries import weights_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import CONFIG
-from slimstate.records.training import RECONSTRUCTION, RECOVERY, ReconstructionRecord
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 from slimstate.system.errors import OutputError, PlanError
 from slimstate.training import distill, session, tokens
 
@@ -73,14 +73,14 @@ def test_a_distillation_is_used_where_it_helps(helps, prune, distilled, tmp_path
     distillation = record.reconstruction.distillation
     assert distillation.taken == (distillation.after < distillation.before) == helps
     assert ("not taken" in distillation.line()) != helps
-    assert ReconstructionRecord.read(out / RECONSTRUCTION).distillation == distillation
+    assert ReconstructionRecord.read(out / ReconstructionRecord.FILE).distillation == distillation
     assert json.loads((out / CONFIG).read_text()).items() >= {"command": "prune", "distill": 3}.items()
     changed = {name for name, tensor in tiny.read_tensors(out).items() if not torch.equal(tensor, plain[name])}
     mixers = tuple(f"{mixer.place_in_files}." for mixer in Checkpoint.open(out).mixers)
-    assert bool(changed) == (out / RECOVERY).exists() == helps
+    assert bool(changed) == (out / RecoveryRecord.FILE).exists() == helps
     assert all(name.startswith(mixers) for name in changed)
     if helps:
-        nats = json.loads((out / RECOVERY).read_text())["measured"]["nats"]["after"]
+        nats = json.loads((out / RecoveryRecord.FILE).read_text())["measured"]["nats"]["after"]
         assert nats == pytest.approx(distillation.after)
 
 

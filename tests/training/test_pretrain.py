@@ -21,7 +21,7 @@ from slimstate.families import family_of
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.shapes import read_shape, shipped_shapes
 from slimstate.models.stock import stock_model
-from slimstate.records.training import TRAINING, TrainingRecord
+from slimstate.records.training import TrainingRecord
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.training.initial_model import END_OF_TEXT, InitialModel, train_tokenizer
 
@@ -58,7 +58,7 @@ def models(configs, text_file, tmp_path_factory) -> dict[str, Path]:
 
 
 def record_of(folder: Path) -> TrainingRecord:
-    return TrainingRecord.read(folder / TRAINING)
+    return TrainingRecord.read(folder / TrainingRecord.FILE)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "further", "cut"])
@@ -98,7 +98,7 @@ def test_training_further_starts_from_the_weights_of_the_model(models):
     nats = [record_of(models[name]).measured.nats for name in ("head", "further")]
     assert nats[1].before == pytest.approx(nats[0].after, rel=0.05)
     assert len(history_of(models["further"])["trained"]) == 2
-    assert not (models["cut"] / TRAINING).exists()  # it is of the uncut weights
+    assert not (models["cut"] / TrainingRecord.FILE).exists()  # it is of the uncut weights
     assert "Trained before on 768 tokens" in (models["cut"] / "README.md").read_text()
 
 

@@ -13,8 +13,7 @@ import tiny
 from launching import Program, free_port, options, start_ranks, wait_for_all
 from places import TESTS
 from recoveries import GATED, NAME, SHORT, Listener, losses, weights_of
-from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
-from slimstate.records.training import TRAINING as TRAINED
+from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.training.run_checkpoints import COMPLETE
 
 pytestmark = pytest.mark.slow
@@ -95,7 +94,7 @@ def test_two_processes_recover_as_one(launcher, name, results, unbroken):
     (root, codes), whole = results, unbroken[name]
     succeeded = codes["accelerate"] == 0 if launcher == "accelerate" else output_of(root, launcher, "code") == "00"
     assert succeeded, output_of(root, launcher)
-    record = RecoveryRecord.read(root / launcher / RECOVERY)
+    record = RecoveryRecord.read(root / launcher / RecoveryRecord.FILE)
     assert record.to_json() == json.loads(output_of(root, launcher, "out"))
     assert record.processes == 2
     check_same(record, whole[1])
@@ -112,7 +111,7 @@ def test_two_processes_train_as_one(results, config, text_file, tmp_path):
     assert output_of(root, "trained", "code") == "00", output_of(root, "trained")
     values = {"data": text_file, "shared_filters": "head", **LONGER}
     alone = slimstate.train(config, tmp_path / "alone", progress=False, **values)
-    record = TrainingRecord.read(root / "trained" / TRAINED)
+    record = TrainingRecord.read(root / "trained" / TrainingRecord.FILE)
     assert record.processes == 2
     assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
     check_shared(root / "trained", "head")

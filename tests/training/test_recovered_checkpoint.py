@@ -13,7 +13,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import CONFIG, PLAN
 from slimstate.models.load import load, load_tokenizer
 from slimstate.records.schema import to_json
-from slimstate.records.training import RECOVERY
+from slimstate.records.training import RecoveryRecord
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_the_stock_class_loads_it_in_a_fresh_process_without_peft(kind, loaded):
 def test_only_what_is_trained_changes(kind, pairs, recoveries):
     before, after = sources_of(kind, pairs, recoveries)[1], Checkpoint.open(recoveries[kind])
     source, folder = before.folder, recoveries[kind]
-    assert files_of(folder) == files_of(source) | {RECOVERY, CONFIG, "README.md"}
+    assert files_of(folder) == files_of(source) | {RecoveryRecord.FILE, CONFIG, "README.md"}
     assert before.tensors.keys() == after.tensors.keys()
     files = [{name: list(file.tensors) for name, file in each.files.items()} for each in (before, after)]
     assert files[0] == files[1]
@@ -59,7 +59,9 @@ def test_only_what_is_trained_changes(kind, pairs, recoveries):
         unfrozen = kind == "paper" and ("norm" in name or "bias" in name)
         is_trained = kind in ALL_WEIGHTS or unfrozen or name.rpartition(".")[0] in modules
         assert torch.equal(before.read(name), after.read(name)) != is_trained, name
-    for name in files_of(source) - before.files.keys() - {"config.json", "README.md", RECOVERY, CONFIG, "notes"}:
+    for name in (
+        files_of(source) - before.files.keys() - {"config.json", "README.md", RecoveryRecord.FILE, CONFIG, "notes"}
+    ):
         assert (source / name).read_bytes() == (folder / name).read_bytes()
     configs = [{key: value for key, value in each.config.items() if key != "slimstate"} for each in (before, after)]
     assert configs[0] == configs[1]

@@ -20,7 +20,7 @@ from slimstate.core.file_names import CONFIG
 from slimstate.families import Config
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import check_model_folder
-from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 from slimstate.system import atomic, threads
 from slimstate.system.errors import ModelError, OutputError
 from slimstate.system.input_files import files_inside, open_regular
@@ -31,7 +31,7 @@ CARD = "README.md"
 BASE_CARD = "README.base.md"
 ADAPTER, LOGS = "adapter", "runs"
 # files about the training of the weights beside them, which do not apply to weights made from those
-TRAINING_FILES = (RECONSTRUCTION, RECOVERY, TRAINING, ADAPTER, LOGS)
+TRAINING_FILES = (ReconstructionRecord.FILE, RecoveryRecord.FILE, TrainingRecord.FILE, ADAPTER, LOGS)
 WRITERS = 2  # threads, each with one tensor in memory; more would slow a running model down
 
 

@@ -14,9 +14,6 @@ from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
 
-RECOVERY = "slimstate_recovery.json"  # beside the weights of a recovered model
-TRAINING = "slimstate_training.json"  # beside the weights of a pre-trained model
-
 
 class Teacher(Value):
     model: str
@@ -177,7 +174,7 @@ class RecoveryRecord(TrainingRunRecord):
     """The recovery of a cut model; with `control_teaches`, the control was the teacher."""
 
     KIND = "recovery"
-    FILE = RECOVERY
+    FILE = "slimstate_recovery.json"
     ENTRIES = "recovered"
 
     control_teaches: bool = False
@@ -187,14 +184,13 @@ class TrainingRecord(TrainingRunRecord):
     """A pre-training; `model` is the config it started from, or the model that was trained further."""
 
     KIND = "training"
-    FILE = TRAINING
+    FILE = "slimstate_training.json"
     ENTRIES = "trained"
 
     parameters: Count | None = None
     shared_filters: str | None = None
 
 
-RECONSTRUCTION = "slimstate_reconstruction.json"  # beside the weights of a reconstructed model
 OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
 
 
@@ -246,7 +242,7 @@ class ReconstructionRecord(ModelFolderRecord):
     """A reconstruction; `model` is the cut model before it, or the uncut model if one run cut and reconstructed."""
 
     KIND = "reconstruction"
-    FILE = RECONSTRUCTION
+    FILE = "slimstate_reconstruction.json"
     ENTRIES = "reconstructed"
 
     teacher: Teacher

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from slimstate.records import numbers
 from slimstate.records.folder import RecordFile, Records, read_records
-from slimstate.records.training import RECONSTRUCTION, RECOVERY
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 from slimstate.reports import sections, tables
 from slimstate.reports.plots import results, states, style
 from slimstate.reports.provenance import merged_versions, provenances, reproduce_section
@@ -47,7 +47,9 @@ def unique_records(folder: Path) -> Records:
     records = read_records(folder)
 
     def is_copy(plan: "RecordFile[Plan]") -> bool:
-        is_trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
+        is_trained = any(
+            (plan.path.parent / name).exists() for name in (ReconstructionRecord.FILE, RecoveryRecord.FILE)
+        )
         return plan.record.folder is not None or is_trained
 
     originals = [plan.record for plan in records.plan if not is_copy(plan)]

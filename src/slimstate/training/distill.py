@@ -16,13 +16,7 @@ from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.options import count_held_out
-from slimstate.records.training import (
-    RECONSTRUCTION,
-    RECOVERY,
-    DistillationResult,
-    ReconstructionRecord,
-    RecoveryRecord,
-)
+from slimstate.records.training import DistillationResult, ReconstructionRecord, RecoveryRecord
 from slimstate.system import distributed
 from slimstate.system.atomic import publish, write_text
 from slimstate.system.json_files import read_json, write_json
@@ -80,7 +74,7 @@ class DistillationJob(Value):
         folder, name = self._folder, self.out.name
         with folder.open(settings, self.reporter, force=self.force, prepare=lambda: None):
             if self._is_published():  # an earlier run had only its own folder left to remove
-                return ReconstructionRecord.read(self.out / RECONSTRUCTION)
+                return ReconstructionRecord.read(self.out / ReconstructionRecord.FILE)
             reconstructed = folder.path / RECONSTRUCTED / name
             if not reconstructed.is_dir():
                 reconstruct(reconstructed)
@@ -97,9 +91,9 @@ class DistillationJob(Value):
 
     def _distil(self, reconstructed: Path, folder: Path) -> ReconstructionRecord:
         student = Checkpoint.open(reconstructed)
-        record = replace(ReconstructionRecord.read(reconstructed / RECONSTRUCTION), config=self.provenance)
+        record = replace(ReconstructionRecord.read(reconstructed / ReconstructionRecord.FILE), config=self.provenance)
         if folder.is_dir():  # an earlier run got this far
-            recovery = RecoveryRecord.read(folder / RECOVERY)
+            recovery = RecoveryRecord.read(folder / RecoveryRecord.FILE)
         else:
             session = self._session(folder)
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}

@@ -12,7 +12,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.stock import stock_model
 from slimstate.records.base import Displayable
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import RECOVERY, RecoveryRecord, TrainSettings
+from slimstate.records.training import RecoveryRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place, overlap
 from slimstate.system.errors import OutputError, PlanError
@@ -38,7 +38,7 @@ class Control(Value):
     @property
     def record(self) -> RecoveryRecord | None:
         """The record of a control that was trained before."""
-        path = self.out / RECOVERY
+        path = self.out / RecoveryRecord.FILE
         return RecoveryRecord.read(path) if path.is_file() else None
 
     def check(self) -> None:

@@ -200,6 +200,8 @@ def report_unused(config: PruneConfig | SweepConfig, methods: Sequence[Selector]
         if config.reconstruct is None and config.evaluation.eval_text is None:
             names += ["documents", "special_tokens", "dtype", "device_map"]
             names += [] if any(method.name in UNINFORMED for method in methods) else ["seed"]
+    elif isinstance(config, PruneConfig) and config.calibration.data is None:  # all is in the file of `evidence`
+        names += ["samples", "length", "rrqr_rows", "seed"]
     if isinstance(config, PruneConfig) and KEEP_ALL in methods:
         names += ["keep_norm_eps", *(["method"] if _value_method(config) != config.method else [])]
     if unused := ", ".join(f"`{name}`" for name in names if name in config.to_values()):

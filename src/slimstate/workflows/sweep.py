@@ -37,7 +37,7 @@ from slimstate.records.folder import check_drawings
 from slimstate.records.numbers import dims_text, perplexity, plural, signed
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.training import RECONSTRUCTION
+from slimstate.records.training import ReconstructionRecord
 from slimstate.selectors import Selector
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place, staged_files
@@ -240,7 +240,7 @@ def _open_cut(
             yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
         return
     out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{dims_text(plan.key_dim, plan.value_dim).replace(' ', '')}"
-    if not (out / RECONSTRUCTION).is_file():  # by a sweep that was interrupted
+    if not (out / ReconstructionRecord.FILE).is_file():  # by a sweep that was interrupted
         prune(source, out, cut, progress=reporter)
     runtime = load(out, device=cut.run.device, dtype=cut.run.dtype)
     yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)

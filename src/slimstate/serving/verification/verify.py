@@ -25,7 +25,7 @@ from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.records.plan import Plan, read_plan_file
 from slimstate.records.serving import Differences, Outcome, Verdict
-from slimstate.records.training import RECONSTRUCTION, RECOVERY
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 from slimstate.serving.engines import ServedModel, rules_for
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification.engine_call import Refusal, Scores, convert_to_gguf, run_engine
@@ -194,7 +194,7 @@ def masking_plan(cut: Checkpoint, uncut: Checkpoint, path: Path | None) -> Plan:
     plan = cut.plan if path is None else read_plan_file(path)
     if plan is None:
         raise PlanError(f"{quoted(cut.source)} has no {PLAN} of its cut: give it with `plan`")
-    if any((cut.folder / name).is_file() for name in (RECONSTRUCTION, RECOVERY)):
+    if any((cut.folder / name).is_file() for name in (ReconstructionRecord.FILE, RecoveryRecord.FILE)):
         raise PlanError(f"{quoted(cut.source)} was trained after its cut, so no masked model equals it: omit `masked`")
     is_exact = plan.corrected or not cut.family.correction(cut.config).possible
     if plan.rotates or plan.value_dim is not None or not is_exact:
