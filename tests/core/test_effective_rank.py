@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
 from recurrence_inputs import inputs
-from slimstate.core.effective_rank import (
-    Memory,
-    algebraic_rank,
-    condition_number,
-    effective_rank,
-    gram_condition_number,
-    mean_norm,
-    rank_utilisation,
-    singular_values,
-    state_bound,
-)
+from slimstate.core import effective_rank as ranks
+from slimstate.core.effective_rank import Memory, condition_number, effective_rank, rank_utilisation, singular_values
 from slimstate.kernels.delta_rule import recurrence
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -54,7 +45,7 @@ def test_effective_rank_lies_between_one_and_the_rank(matrix):
     direct = matrix.square().sum((-2, -1)) / torch.linalg.matrix_norm(matrix, ord=2).square()
     torch.testing.assert_close(er, direct, rtol=1e-9, atol=0)
     assert bool((er >= 1 - 1e-12).all())
-    assert bool((er <= algebraic_rank(values) + 1e-9).all())
+    assert bool((er <= ranks.algebraic_rank(values) + 1e-9).all())
     torch.testing.assert_close(rank_utilisation(values) * min(matrix.shape[-2:]), er)
 
 
@@ -73,7 +64,7 @@ def test_effective_rank_ignores_transposition_rotation_and_scale(matrix, scale):
 def test_the_condition_number_bounds_rank_over_effective_rank(matrix):
     """kappa^2(A) >= rank(A) / er(A), and 1 / u(A) where A has full rank."""
     values = singular_values(matrix)
-    er, rank, kappa = effective_rank(values), algebraic_rank(values), condition_number(values)
+    er, rank, kappa = effective_rank(values), ranks.algebraic_rank(values), condition_number(values)
     assert bool((kappa.square() >= rank / er * (1 - 1e-9)).all())
     full = rank == values.shape[-1]
     assert bool((kappa[full].square() >= 1 / rank_utilisation(values)[full] * (1 - 1e-9)).all())
@@ -82,7 +73,7 @@ def test_the_condition_number_bounds_rank_over_effective_rank(matrix):
 def test_zero_and_rank_deficient_matrices():
     zero = singular_values(torch.zeros(2, 4, 3))
     assert effective_rank(zero).tolist() == rank_utilisation(zero).tolist() == [0, 0]
-    assert algebraic_rank(zero).tolist() == [0, 0]
+    assert ranks.algebraic_rank(zero).tolist() == [0, 0]
     assert condition_number(zero).tolist() == [math.inf, math.inf]
     memory = Memory.of(torch.zeros(4, 3))
     ones = torch.ones(3)
@@ -90,22 +81,24 @@ def test_zero_and_rank_deficient_matrices():
     assert (float(bounds.lower), float(bounds.upper)) == (0, math.inf)
     rank_one = singular_values(torch.ones(5, 4))
     assert float(effective_rank(rank_one)) == pytest.approx(1)
-    assert int(algebraic_rank(rank_one)) == 1
+    assert int(ranks.algebraic_rank(rank_one)) == 1
     assert float(condition_number(rank_one)) == math.inf
     assert float(effective_rank(singular_values(torch.eye(6)))) == pytest.approx(6)
-    assert float(state_bound(torch.zeros(2, 3), torch.zeros(3, 3))) == 0
+    assert float(ranks.state_bound(torch.zeros(2, 3), torch.zeros(3, 3))) == 0
 
 
 def test_the_condition_number_of_a_gram_matrix_is_that_of_the_matrix():
     x = torch.randn(5, 40, 6, dtype=torch.float64) * torch.logspace(0, -3, 6, dtype=torch.float64)
-    torch.testing.assert_close(gram_condition_number(x.mT @ x), condition_number(singular_values(x)), rtol=1e-6, atol=0)
-    assert float(gram_condition_number(torch.ones(3, 3))) == math.inf
+    torch.testing.assert_close(
+        ranks.gram_condition_number(x.mT @ x), condition_number(singular_values(x)), rtol=1e-6, atol=0
+    )
+    assert float(ranks.gram_condition_number(torch.ones(3, 3))) == math.inf
 
 
 def key_bound(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """nu(V) / kappa^2(K) from the definitions: nu(V) = er(P V), P the projection on the column space of the keys."""
     u, s, _ = torch.linalg.svd(keys, full_matrices=False)
-    inside = torch.arange(s.shape[-1]) < algebraic_rank(s).unsqueeze(-1)
+    inside = torch.arange(s.shape[-1]) < ranks.algebraic_rank(s).unsqueeze(-1)
     nu = effective_rank(singular_values((u * inside.unsqueeze(-2)).mT @ values))
     return nu * (torch.where(inside, s, math.inf).amin(-1) / s[..., 0]).square()
 
@@ -139,7 +132,7 @@ def test_the_bound_is_exact_for_the_delta_rule_with_its_updates_as_values(gated,
     later = torch.cat([decay[:, 1:], torch.ones_like(decay[:, :1])], 1).flip(1).cumprod(1).flip(1)
     updates = (beta * later).unsqueeze(-1) * (v - recalled)
     torch.testing.assert_close(torch.einsum("bthv,bthk->bhkv", updates, k), state)
-    from_state = state_bound(state.mT, keys.mT @ keys)
+    from_state = ranks.state_bound(state.mT, keys.mT @ keys)
     torch.testing.assert_close(from_state, key_bound(keys, updates.transpose(1, 2)), rtol=1e-6, atol=1e-9)
     assert bool((from_state <= effective_rank(singular_values(state)) * (1 + 1e-9)).all())
 
@@ -183,7 +176,7 @@ def test_the_expected_error_is_what_sampling_gives():
     sampled = (noise @ state.mT).norm(dim=-1).mean() / (state @ query).norm() * query.norm()
     assert float(Memory.of(state).expected_error(query)) == pytest.approx(float(sampled), rel=3e-3)
     identity = Memory.of(torch.eye(7, dtype=torch.float64))
-    assert float(identity.expected_error(torch.ones(7))) == pytest.approx(mean_norm(7), rel=1e-12)
+    assert float(identity.expected_error(torch.ones(7))) == pytest.approx(ranks.mean_norm(7), rel=1e-12)
 
 
 def test_a_wide_state_has_no_finite_condition_bound():

@@ -20,7 +20,6 @@ QUANTISED = {
     "gptq": "qwen3_next-plain", "mlx-4": "mamba2-plain", "modelopt-nvfp4": "mamba2-plain",
 }  # fmt: skip
 MODELS = (*PLAIN, *QUANTISED)
-PROJECTIONS = ("in_proj.weight", "qkvz.weight")
 SCHEME = "scheme.txt"  # beside quantised weights, for the oracle
 CALIBRATION = ("--samples", "2", "--length", "64")
 RECIPE = """title = "fuzz"

@@ -8,16 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from slimstate.kernels import patches, state_space
-from slimstate.kernels.state_space import (
-    Inputs,
-    by_fla,
-    by_head,
-    form_for,
-    grouped,
-    needs_our_scan,
-    recomputed,
-    state_space_scan,
-)
+from slimstate.kernels.state_space import Inputs, by_fla, by_head, form_for, grouped
 
 SCAN = "def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states{}): ...\n"
 REST = ", dt_softplus, dt_limit, return_final_states"
@@ -60,9 +51,9 @@ def test_packed_sequences_are_independent_and_a_gate_multiplies_the_outputs(form
     x, dt, _, keys, queries, skip, _ = (tensor.detach() for tensor in inputs(30))
     z, rate = torch.randn_like(x), -torch.arange(1.0, 5, dtype=x.dtype)
     numbers = torch.tensor([0] * 7 + [1] + [2] * 22).expand(2, -1)
-    y = state_space_scan(x, dt, rate, keys, queries, 8, skip, seq_idx=numbers, z=z)
+    y = state_space.state_space_scan(x, dt, rate, keys, queries, 8, skip, seq_idx=numbers, z=z)
     parts = [
-        state_space_scan(*(each[:, a:b] for each in (x, dt)), rate, keys[:, a:b], queries[:, a:b], 8, skip)
+        state_space.state_space_scan(*(each[:, a:b] for each in (x, dt)), rate, keys[:, a:b], queries[:, a:b], 8, skip)
         for a, b in ((0, 7), (7, 8), (8, 30))
     ]
     torch.testing.assert_close(y, torch.cat(parts, 1) * F.silu(z))
@@ -75,7 +66,7 @@ def test_on_a_gpu_fla_computes_half_precision_unless_channels_are_too_few_for_it
     plain = plain._replace(B=plain.B.new_empty(2, 5, 2, 64))
     trained = Inputs(*(x.clone().requires_grad_() for x in plain))
     assert form_for(trained) is grouped  # few values, and a gradient
-    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is recomputed
+    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is state_space.recomputed
     assert form_for(plain) is by_fla
     assert form_for(Inputs(*(x.float() for x in plain))) is grouped
     assert form_for(plain.at(slice(1))) is by_head
@@ -93,7 +84,7 @@ def test_a_scan_that_is_computed_again_has_the_same_gradient(monkeypatch):
         return state_space._scan(tensors, 64)
 
     monkeypatch.setattr(state_space, "by_fla", by_products)
-    for form in (by_products, recomputed):
+    for form in (by_products, state_space.recomputed):
         tensors = Inputs(*(x.detach().requires_grad_() for x in inputs(70)))
         y, last = form(tensors)
         results.append([y, last, *torch.autograd.grad(y.square().sum() + last.sum(), tensors)])
@@ -120,8 +111,8 @@ def test_mamba_ssm_of_a_wrong_version_is_passed_over_with_one_line(source, fault
     try:
         with warnings.catch_warnings(record=True) as shown:
             warnings.simplefilter("always")
-            assert [needs_our_scan(half), needs_our_scan(half)] == [fault is not None] * 2
-            assert needs_our_scan(half.float())
+            assert [state_space.needs_our_scan(half), state_space.needs_our_scan(half)] == [fault is not None] * 2
+            assert state_space.needs_our_scan(half.float())
     finally:
         state_space.has_mamba_ssm.cache_clear()
         for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:

@@ -11,15 +11,9 @@ from places import ROOT
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.cli import name_flags
 from slimstate.families import FAMILIES
+from slimstate.pruning import sizes
 from slimstate.pruning.options import GIB, MIB, Budget
-from slimstate.pruning.sizes import (
-    dims_worth_choosing,
-    fit_budget,
-    key_dims_worth_choosing,
-    predicted_loss,
-    resolve_key_dim,
-    state_bytes,
-)
+from slimstate.pruning.sizes import dims_worth_choosing, fit_budget, key_dims_worth_choosing, predicted_loss
 from slimstate.serving.widths import Curve
 from slimstate.system.errors import PlanError
 
@@ -32,7 +26,7 @@ MIXERS, KEYS = FAMILIES["qwen3_next"].mixers(QWEN), dims_worth_choosing(QWEN)
 @pytest.mark.parametrize("model_type", sorted(PUBLISHED))
 def test_the_state_of_a_published_model_is_as_large_as_it_is_known_to_be(model_type):
     mixers = FAMILIES[model_type].mixers({"model_type": model_type})
-    assert state_bytes(mixers, mixers[0].axis.width)["fp32"] == PUBLISHED[model_type] * MIB
+    assert sizes.state_bytes(mixers, mixers[0].axis.width)["fp32"] == PUBLISHED[model_type] * MIB
 
 
 @pytest.mark.parametrize("megabytes", [9.0, 20.0, 36.0, 40.0, 71.9])
@@ -40,7 +34,7 @@ def test_the_state_of_a_published_model_is_as_large_as_it_is_known_to_be(model_t
 def test_the_largest_key_dim_that_fits_is_chosen(megabytes, dtype):
     (chosen, values), line = fit_budget(Budget(state_mb=megabytes, state_dtype=dtype), MIXERS, KEYS)
     every = [128, *key_dims_worth_choosing(128)]
-    fitting = [key_dim for key_dim in every if state_bytes(MIXERS, key_dim)[dtype] <= megabytes * MIB]
+    fitting = [key_dim for key_dim in every if sizes.state_bytes(MIXERS, key_dim)[dtype] <= megabytes * MIB]
     assert (chosen, values) == (max(fitting), None)
     assert dtype in line
 
@@ -85,7 +79,7 @@ def test_a_budget_keeps_to_what_model_and_engine_can_express(folders):
         folder = folders[name]
         mixers = Checkpoint.open(folder).mixers
         share = 0.5 if "engine" not in options else 0.3
-        state_mb = state_bytes(mixers, mixers[0].axis.width)["fp32"] / MIB * share
+        state_mb = sizes.state_bytes(mixers, mixers[0].axis.width)["fp32"] / MIB * share
         budget = slimstate.inspect(folder, state_mb=state_mb, **options).budget
         assert (budget.key_dim, budget.value_dim) == dims, name
         cut = slimstate.prune(folder, method="l1", state_mb=state_mb, **options)
@@ -117,16 +111,16 @@ def test_sequences_share_the_memory_equally():
 
 def test_compressions_are_rounded_and_the_rounding_is_explained():
     compressions = {0.3: 96, 0.4: 80, 0.5: 64, 0.75: 32, 0.875: 16, 0.01: 112, 0.999: 16}
-    assert {value: resolve_key_dim(128, value, None)[0] for value in compressions} == compressions
-    assert resolve_key_dim(80, 0.8, None) == (16, "compression 0.8 of 80 channels keeps 16")
-    assert resolve_key_dim(128, None, 77)[0] == 77
-    assert resolve_key_dim(16, 0.5, None)[0] == 8
-    assert "rounded to key dim 96" in resolve_key_dim(128, 0.3, None)[1]
+    assert {value: sizes.resolve_key_dim(128, value, None)[0] for value in compressions} == compressions
+    assert sizes.resolve_key_dim(80, 0.8, None) == (16, "compression 0.8 of 80 channels keeps 16")
+    assert sizes.resolve_key_dim(128, None, 77)[0] == 77
+    assert sizes.resolve_key_dim(16, 0.5, None)[0] == 8
+    assert "rounded to key dim 96" in sizes.resolve_key_dim(128, 0.3, None)[1]
 
 
 def test_prune_and_inspect_choose_alike(folders):
     folder = folders["qwen3_next-plain"]
-    whole = state_bytes(Checkpoint.open(folder).mixers, 24)["fp32"] / MIB
+    whole = sizes.state_bytes(Checkpoint.open(folder).mixers, 24)["fp32"] / MIB
     assert slimstate.prune(folder, method="l1", state_mb=whole * 0.7).key_dim == 16
     for state_mb, key_dim in ((whole * 0.7, 16), (whole, 24)):
         assert slimstate.inspect(folder, state_mb=state_mb).budget.key_dim == key_dim

@@ -8,8 +8,7 @@ from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 def layer(config: Config, sizes: Sizes) -> Layer:
     return Layer(
         hook=HookPoint(
-            module="fla.layers.gated_deltanet",
-            operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+            module="fla.layers.gated_deltanet", operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
         ),
         projections="qkvab" + "g" * bool(config["use_gate"]) + "o",
         noncommuting=("the activation silu",),

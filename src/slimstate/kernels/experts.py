@@ -1,8 +1,4 @@
-"""Products of experts in the dtype of autocast.
-
-PyTorch's grouped product ignores autocast (its issue 174763): experts with weights in float32 compute in float32, next
-to layers that compute in bfloat16.
-"""
+"""Products of experts in the dtype of autocast, which PyTorch's grouped product ignores (its issue 174763)."""
 
 import functools
 
@@ -17,9 +13,7 @@ def follow_autocast() -> None:
     """Make transformers' grouped product follow autocast, as its other products do. A second call does nothing."""
     from transformers.integrations import moe
 
-    original = getattr(moe, "_grouped_mm", None)
-    if original is None:
-        return
+    original = moe._grouped_mm
 
     @functools.wraps(original)
     def grouped_mm(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
@@ -27,7 +21,6 @@ def follow_autocast() -> None:
         is_aligned = weight.shape[-1] % ALIGNED == weight.shape[-2] % ALIGNED == 0
         if torch.is_autocast_enabled(device) and is_aligned:
             weight = weight.to(torch.get_autocast_dtype(device))
-        product: Tensor = original(input.to(weight.dtype), weight, offs)
-        return product
+        return original(input.to(weight.dtype), weight, offs)
 
     moe._grouped_mm = grouped_mm

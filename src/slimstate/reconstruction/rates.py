@@ -1,15 +1,9 @@
 """Train layers at learning rates that fit them: by their width as a start, then by a trial on held-out windows.
 
-Wide layers and few windows need low rates. Layers are of one kind if the tensors of their mixers have the same shapes,
-and the first layer of a kind tries a few rates for all of them:
-
-    first, first / 4, and then first / 16 if that was better, else first x 4
-
-A short trial favours high rates. So the first layer of a kind is also trained at half of the rate if its error on
-held-out windows rose in the second half of the steps, or is hardly lower than in the trial. A layer that did not
-improve is trained at a quarter of the rate, and one that learns its windows by heart for few steps at four times the
-rate. Each attempt starts from the cut. The weights with the lowest error on held-out windows count, whichever rate
-they had.
+Layers are of one kind if the tensors of their mixers have the same shapes. The first layer of a kind tries a few rates
+for all of them: first, first / 4, and then first / 16 if that was better, else first x 4. A short trial favours high
+rates, so lower ones follow where the training did not go on to improve. Each attempt starts from the cut, and the
+weights with the lowest error on held-out windows count.
 """
 
 from collections.abc import Callable, Hashable, Mapping
