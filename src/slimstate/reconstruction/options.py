@@ -61,11 +61,9 @@ class ReconstructOptions(Options):
         return ReconstructionSettings(
             steps=STEPS[device] if self.steps is None else self.steps,
             batch=BATCH[device] if self.batch is None else self.batch,
-            samples=len(windows.tokens),
-            length=self.length,
-            learning_rate=self.learning_rate,
-            seed=windows.seed,
-        )
+            samples=len(windows.tokens), length=self.length, learning_rate=self.learning_rate, seed=windows.seed,
+            repeat=self.repeat,
+        )  # fmt: skip
 
 
 def count_held_out(windows: int) -> int:
