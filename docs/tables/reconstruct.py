@@ -234,6 +234,7 @@ TABLES = {
     ),
     "ways": _ways(*MODELS.values()),
     "ways-bundled": _ways("bundled"),
+    "ways-little": _ways("delta_net-30m, little text"),
     "loss-by-token": table(
         {
             "model": "{model}",

@@ -20,8 +20,6 @@ from launching import options as flags
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
-from slimstate.data.documents import Reading
-from slimstate.models.load import load_tokenizer
 from slimstate.reconstruction import fit, rates, reconstruct
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
@@ -210,20 +208,6 @@ def test_inputs_that_do_not_fit_are_refused(change, message, cut, folders, text_
     assert names(tmp_path) == ["cut", "short.txt"]
 
 
-def test_windows_repeat_their_first_tokens_and_held_out_ones_are_as_they_were(folders, text_file):
-    tokenizer, reading = load_tokenizer(folders["delta_net-plain"]), Reading(str(text_file))
-    plain, repeating = (
-        ReconstructOptions(samples=6, length=300, repeat=repeat).windows(tokenizer, reading, 0, "cpu").tokens
-        for repeat in (False, True)
-    )
-    assert torch.equal(plain[:1], repeating[:1])
-    assert torch.equal(plain[1:, :108], repeating[1:, :108])
-    for window in repeating[1:].tolist():
-        spans = [window[start : start + 32] for start in (0, 32)]
-        for part in (window[108:172], window[172:236], window[236:]):
-            assert sorted([part[:32], part[32:]]) == sorted(spans)
-
-
 @pytest.mark.parametrize("command", [("prune", "--key-dim", 8), ("sweep", "--text", "nothing.txt")])
 def test_commands_that_reconstruct_name_their_own_flags(command, refusal, folders, text_file, tmp_path):
     words = (*command, folders["delta_net-plain"], "--out", tmp_path / "out", "--data", text_file, "--reconstruct")
@@ -234,8 +218,6 @@ def test_commands_that_reconstruct_name_their_own_flags(command, refusal, folder
     for name, (value, limit) in limits.items():
         line = refusal(*words, f"--reconstruct-{name}", value)
         assert line == f"--reconstruct-{name} must be {limit}, got {value}"
-    short = refusal(*words, "--reconstruct-repeat", "--reconstruct-length", 100)
-    assert short == "--reconstruct-repeat needs a --reconstruct-length of 128 or more"
     for distillation in ((), ("--distill", 2)) if command[0] == "prune" else ():
         short = (*words, "--method", "l1", *distillation, "--reconstruct-length")
         assert "a shorter --reconstruct-length" in refusal(*short, 10**6)

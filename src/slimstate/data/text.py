@@ -55,17 +55,6 @@ class Windows(Value):
         return {name: value for name, value in self.describe().items() if not is_default.get(name)}
 
 
-def repeat_spans(tokens: Tensor, first: int, span: int, repeats: int, seed: int) -> Tensor:
-    """Return windows that repeat their own first tokens, in spans in another order, from the `first` window on."""
-    count, length = tokens.shape
-    spans = length // repeats // span
-    once = tokens[:, : spans * span].reshape(count, spans, span)
-    order = torch.rand(count, repeats - 1, spans, generator=torch.Generator().manual_seed(seed)).argsort(dim=2)
-    again = once[torch.arange(count)[:, None], order.flatten(1)].flatten(1)
-    repeating = torch.cat([tokens[:, : length - again.shape[1]], again], dim=1)
-    return torch.cat([tokens[:first], repeating[first:]])
-
-
 def sample_windows(
     tokenizer: Any, text: str | Texts | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0,
     min_samples: int | None = None, min_advice: int = 1,

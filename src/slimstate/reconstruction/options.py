@@ -1,6 +1,5 @@
 """Options of a reconstruction."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -17,7 +16,6 @@ HELD_OUT = 0.1  # share of the windows that are never trained on
 STEPS = {"cuda": 500, "cpu": 80}
 BATCH = {"cuda": 16, "cpu": 4}
 SAMPLES = {"cuda": 640, "cpu": 128}
-SPAN, REPEATS = 32, 4  # tokens that stay together, and how often a window that repeats itself has them
 
 
 class ReconstructOptions(Options):
@@ -31,28 +29,21 @@ class ReconstructOptions(Options):
     """Windows of the text, a tenth of which is held out; default: up to 640 on a GPU, 128 on a CPU."""
     length: Annotated[int, Meta(ge=2)] = 1024
     """Tokens per window."""
-    repeat: bool = False
-    """Train on windows whose text repeats itself in another order, so that layers must recall it."""
     learning_rate: Annotated[float | None, Meta(gt=0, lt=1)] = None
     """Highest learning rate of Adam; default: by the width of the layers and a short trial on held-out windows."""
 
     def check(self) -> None:
-        self.refuse(("learning_rate", "repeat"), "needs `steps` above 0", unless=self.steps != 0)
-        self.refuse(("repeat",), f"needs a `length` of {REPEATS * SPAN} or more", unless=self.length >= REPEATS * SPAN)
+        self.refuse(("learning_rate",), "needs `steps` above 0", unless=self.steps != 0)
 
     def windows(self, tokenizer: Any, reading: "Reading", seed: int, device: str) -> "Windows":
         """Return the windows to train on, drawn from a text."""
-        from slimstate.data.text import repeat_spans, sample_windows
+        from slimstate.data.text import sample_windows
 
         samples = SAMPLES[device] if self.samples is None else self.samples
         fewest = min(MIN_WINDOWS, samples) if self.samples is None else None
-        windows = sample_windows(
+        return sample_windows(
             tokenizer, reading, samples=samples, length=self.length, seed=seed, min_samples=fewest, min_advice=2
         )
-        if not self.repeat:
-            return windows
-        held_out = count_held_out(len(windows.tokens))  # they stay as they are
-        return replace(windows, tokens=repeat_spans(windows.tokens, held_out, SPAN, REPEATS, seed))
 
     def settings(self, device: str, windows: "Windows") -> "ReconstructionSettings":
         """Return the settings of a run, including what the device and the text decide."""
@@ -61,9 +52,11 @@ class ReconstructOptions(Options):
         return ReconstructionSettings(
             steps=STEPS[device] if self.steps is None else self.steps,
             batch=BATCH[device] if self.batch is None else self.batch,
-            samples=len(windows.tokens), length=self.length, learning_rate=self.learning_rate, seed=windows.seed,
-            repeat=self.repeat,
-        )  # fmt: skip
+            samples=len(windows.tokens),
+            length=self.length,
+            learning_rate=self.learning_rate,
+            seed=windows.seed,
+        )
 
 
 def count_held_out(windows: int) -> int:

@@ -84,7 +84,6 @@ class ReconstructionSettings(Value):
     length: Whole
     learning_rate: float | None  # None: every kind of layer has its own
     seed: int
-    repeat: bool = False  # whether the text of a window repeats itself
 
 
 class TextSizes(Value):
