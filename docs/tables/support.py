@@ -9,7 +9,7 @@ from typing import Any
 from slimstate.checkpoints.formats import FORMATS
 from slimstate.families import FAMILIES, Family
 from slimstate.families.refused import REFUSED
-from slimstate.serving.engines import Rule, rule_book
+from slimstate.serving.engines import CHECKS, Rule, rule_book
 from tables.layout import markdown, power, record, table
 
 ENGINES = ("mlx", "llama.cpp", "vllm", "sglang")
@@ -76,7 +76,7 @@ def _rules(engine: str) -> str:
 def _cells(rule: Rule) -> list[str]:
     advice = f": {rule.advice}" if rule.advice else ""
     where = ", ".join(filter(None, (rule.where, rule.condition)))
-    return [where, f"**{rule.verdict}**", f"{rule.what}{advice} ({rule.checked})"]
+    return [where, f"**{rule.verdict}**", f"{rule.what}{advice} ({CHECKS[rule.checked]})"]
 
 
 def _refusals() -> Iterator[dict[str, str]]:

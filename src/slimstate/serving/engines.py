@@ -26,6 +26,7 @@ Verdict = Literal[
 ]  # fmt: skip
 FAILURES = ("refuses", "not supported", "differs")
 SLOWDOWNS = ("slower", "doubtful", *FAILURES)  # on some kind of machine
+CHECKS = {"run": "seen in a run", "read": "read in its source"}
 TIME_STEP_MIN = 1e-3  # where a config does not set it
 
 
@@ -124,7 +125,7 @@ class Rule(Value):
         machine = f" {self.where}" if self.where else ""
         advice = "" if self.advice is None else f": {self.advice}"
         title = f"{TITLES[self.engine]} {self.version}{machine}{about}"
-        return f"{title}: {self.verdict}; {self.what}{advice} ({self.checked})"
+        return f"{title}: {self.verdict}; {self.what}{advice} ({CHECKS[self.checked]})"
 
 
 class RuleBook(Value):
@@ -224,7 +225,8 @@ def cut_advice(
         return lines, []
     candidates = sorted({dims[0], *candidates} - {ServedModel.at_dims(config).key_dim}, reverse=True)
     rules = [rule.describe() for rule in rules_for(model, engine) if not rule.is_failure]
-    return [*lines, *describe_serving(config, engine, candidates).verdicts], rules
+    verdicts = describe_serving(config, engine, candidates).verdicts
+    return [*lines, *(line for line in verdicts if line not in (problem or ""))], rules
 
 
 def serving_lines(config: Config) -> str:
