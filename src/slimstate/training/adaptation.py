@@ -5,6 +5,7 @@ Adapters are those of PEFT. Convolutions are small and not linear layers, so PEF
 belong to such a module are trained in place.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -202,7 +203,7 @@ def _not_storable(adaptation: Adaptation, student: Checkpoint) -> str | None:
 
 
 def _last_names(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted({name.rpartition(".")[2] for name in names}))
+    return tuple(sorted({re.sub(r".*\.(?=\d*[^.\d])", "", name) for name in names}))  # with its number: "gk_proj.0"
 
 
 def _unfrozen(
