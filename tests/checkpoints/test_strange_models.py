@@ -243,6 +243,12 @@ def test_a_config_asks_for_what_a_config_may_ask_for(name, nested, model):
     assert time.monotonic() - started < 5
 
 
+def test_the_whole_entry_of_a_cut_is_checked(model):
+    entry = {"key_dim": 8, "width": 16, "method": "l1", "correction": 1}
+    change_json(model / "config.json", lambda data: data.update(slimstate=entry))
+    refused(model, "its entry `slimstate` is invalid: correction")
+
+
 def test_known_implementations_are_taken(model):
     known = {"_attn_implementation": "sdpa", "torch_dtype": "torch.float32"}
     change_json(model / "config.json", lambda data: data.update(known))

@@ -384,7 +384,8 @@ def read_config(path: Path) -> Config:
     family_of(config)
     if (entry := config.get("slimstate")) is not None:
         try:
-            from_json(ConfigEntry, entry)
+            if from_json(ConfigEntry, entry).key_dim is not None:
+                from_json(Cut, entry)
         except ValidationError as error:
             raise ModelError(f"{quoted(path)}: its entry `slimstate` is invalid: {error}") from error
     return config
