@@ -21,6 +21,6 @@ def follow_autocast() -> None:
         is_aligned = weight.shape[-1] % ALIGNED == weight.shape[-2] % ALIGNED == 0
         if torch.is_autocast_enabled(device) and is_aligned:
             weight = weight.to(torch.get_autocast_dtype(device))
-        return original(input.to(weight.dtype), weight, offs)
+        return original(input, weight, offs)  # it converts the input to the dtype of the weight
 
     moe._grouped_mm = grouped_mm
