@@ -170,15 +170,14 @@ def test_modelopt_may_describe_itself_in_a_file_of_its_own(models, tmp_path):
     slimstate.prune(source, tmp_path / "cut", method="random", key_dim=DIM)
 
 
-def test_blocks_of_fp8_become_bfloat16_with_what_engines_fuse_with_them(models, tmp_path, succeed, capsys):
+def test_blocks_of_fp8_become_bfloat16_with_what_engines_fuse_with_them(models, tmp_path, succeed):
     """And transformers, which runs them on a CPU, computes with the cut what it computes with channels zeroed."""
     source = quantised(models, tmp_path / "model", "fp8-blocks", "qwen3_5-plain")
     tensors = load_file(source / "model.safetensors")  # with scales of powers of two, bfloat16 has the same values
     powers = {name: 2 ** tensor.log2().round() for name, tensor in tensors.items() if "scale_inv" in name}
     save_file(tensors | powers, source / "model.safetensors", {"format": "pt"})
-    out = succeed("prune", source, "--out", tmp_path / "cut", "--method", "l1", "--key-dim", DIM, "--json")
-    record = json.loads(out)
-    # 2 layers: 2 heads of 2 x 8 keys and 48 values, and 48 rows of z, of 64 inputs, one byte more for each
+    options = ("--method", "l1", "--key-dim", DIM, "--json")
+    record = json.loads(succeed("prune", source, "--out", tmp_path / "cut", *options))
     assert "in_proj_qkv, in_proj_z: scales of 16 x 16 blocks cannot be cut" in record["dequantised"]
     plain = read_json(tmp_path / "cut" / "config.json")["quantization_config"]["modules_to_not_convert"]
     layers = [f"model.{root}layers.{layer}.linear_attn" for root in ("language_model.", "") for layer in (0, 2)]

@@ -123,7 +123,8 @@ def difference(source: Path, out: Path) -> str | None:
     source, out = bare(source), bare(out)
     if plan.corrected:  # other norms may share the epsilon that the cut has multiplied
         before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, out))
-        before |= {name: value for name, value in after.items() if name.endswith(("eps", "epsilon"))}
+        for one, other in ((before, after), (before.get("text_config", {}), after.get("text_config", {}))):
+            one |= {name: value for name, value in other.items() if name.endswith(("eps", "epsilon"))}
         (source / "config.json").write_text(json.dumps(before))
     try:
         checkpoint, runtime = Checkpoint.open(source), load(source, device="cpu")
