@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.core.stock_class import StockClass
-from slimstate.system.errors import ModelError
+from slimstate.system.errors import ModelError, quoted
 from slimstate.system.value import Value
 
 Config = Mapping[str, Any]
 EXACT_EPSILON, MAX_EPSILON = 1e-4, 1e-3  # after a cut: up to the first the cut is exact, above the second refused
+MAX_CHANNELS = 2**31  # of all heads of a layer
 Library = Literal["fla", "transformers"]
 
 
@@ -71,9 +72,11 @@ class Sizes(Value):
     input_size: int  # inputs of the projections, the hidden size
 
     def __post_init__(self) -> None:
-        if min(self.heads, self.width, self.value_heads, self.value_dim) < 1 or self.value_heads % self.heads:
+        fewest, most = min(self.heads, self.width, self.value_heads, self.value_dim), max(self.keys, self.values)
+        if fewest < 1 or most > MAX_CHANNELS or self.value_heads % self.heads:
             sizes = f"{self.heads} key heads of {self.width} and {self.value_heads} value heads of {self.value_dim}"
-            raise ModelError(f"config.json: value heads must be a multiple of key heads, with channels, got {sizes}")
+            rule = f"value heads must be a multiple of key heads, with 1 to {MAX_CHANNELS:,} channels"
+            raise ModelError(f"config.json: {rule}, got {quoted(sizes)}")
 
     @property
     def keys(self) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+
+from msgspec import ValidationError
 
 from slimstate.records.base import Record
 from slimstate.records.numbers import dims_text
@@ -158,8 +160,10 @@ class BenchRecord(Record, Origin):
     @classmethod
     def parse(cls: type[B], data: Mapping[str, object]) -> B:
         """Return the record as the class of its benchmark."""
-        kinds = {kind.bench: kind for kind in cls.__subclasses__()}
-        return from_json(kinds.get(str(data.get("bench")), cls), data)
+        kinds = {kind.bench: kind for kind in BenchRecord.__subclasses__()}
+        if (kind := kinds.get(str(data.get("bench")))) is None:
+            raise ValidationError(f"bench must be one of {', '.join(kinds)}")
+        return from_json(cast("type[B]", kind), data)
 
     def headline(self) -> str:
         return f"{self.bench} on {self.device} in {self.dtype}: {self.kernels}"

@@ -140,7 +140,7 @@ class Recipe(Value):
                 if not isinstance(table, Mapping):
                     raise ValueError("`options` must name tables")
                 config |= table
-            return {name: value for name, value in config.items() if value != ""}
+            return _check_step({name: value for name, value in config.items() if value != ""})
 
     @contextmanager
     def _errors_in(self, part: str) -> Iterator[None]:

@@ -138,13 +138,13 @@ def show_prune(record: "CutRecord | EstimateRecord") -> Printout:
     certificate = record.certificate
     facts = ("kernels: none ran" if record.kernels is None else None, record.correction)
     yield from (Detail(fact) for fact in facts if fact is not None)
-    if "rho" in certificate:
-        swaps = plural(int(certificate["swaps"] or 0), "swap")
-        yield Detail(f"largest rho left: {certificate['rho']:.3f} after {swaps}")
-    if "variance_lost" in certificate:
-        yield Detail(f"most variance that a head loses: {certificate['variance_lost']:.2%}")
+    if (rho := certificate.get("rho")) is not None:
+        swaps = plural(int(certificate.get("swaps") or 0), "swap")
+        yield Detail(f"largest rho left: {rho:.3f} after {swaps}")
+    if (lost := certificate.get("variance_lost")) is not None:
+        yield Detail(f"most variance that a head loses: {lost:.2%}")
     if "condition_after" in certificate:
-        numbers = (certificate["condition_before"], certificate["condition_after"])
+        numbers = (certificate.get("condition_before"), certificate["condition_after"])
         before, after = ("singular" if number is None else f"{number:.3g}" for number in numbers)
         yield Detail(f"worst condition number of a head's keys: {before} before, {after} after")
     if record.left_out:
