@@ -332,7 +332,7 @@ def test_a_recipe_replaces_only_what_it_wrote_itself(command, recipe, tmp_path):
         ('"{more}"', '"{key_dims}"', "`options` must name tables"),
         ('key_dim = "key_dims"}', 'key_dim = "head"}', "head is not a list of values"),
         ('only = "paper"', 'only = "toy"', "`only` must be one of paper, small"),
-        ('command = "report"', 'run = "report"', "a step must name a `command`"),
+        ('command = "report"', 'command = ""', "a step must name a `command`"),
         ('command = "report"', "command = 5", "a step must name a `command`"),
         ('command = "report"', 'command = "run"', "a `command` other than run"),
         ('command = "report"', 'command = "reprot"', "unknown command reprot; there are inspect, prune"),
