@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import torch
+from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 
 from slimstate.families import FAMILIES
 from slimstate.kernels import gated_gradient, patches
-from slimstate.kernels.fla_calls import CallOptions
 
 OF_FLA = [name for name, family in FAMILIES.items() if family.library == "fla"]
 
@@ -22,12 +22,8 @@ def test_every_function_that_a_layer_of_fla_calls_has_a_form_in_pytorch(model_ty
     """With the arguments in which queries and keys are seen: those may be given by position."""
     hook = FAMILIES[model_type].hook
     for operator in hook.operators:
-        (patch,) = (
-            patch
-            for patch in patches.patches()
-            if patch.place == f"{hook.module}.{operator}"
-            or (patch.name == operator and isinstance(patch, patches.Backend))
-        )
+        backends = {patch.name: patch for patch in patches.patches() if isinstance(patch, patches.Backend)}
+        patch = backends.get(operator) or patch_of(f"{hook.module}.{operator}")
         assert {hook.query, hook.key, *hook.key_like} <= inspect.signature(patch.version).parameters.keys()
 
 
@@ -40,9 +36,17 @@ def test_a_patch_runs_on_a_cpu_and_leaves_other_devices_to_the_library(tmp_path,
     assert patch.owner.forget(torch.zeros(1, device="meta")) is None
 
 
-def test_options_of_a_call_are_read_by_name():
-    options = CallOptions.read({"scale": 0.5, "output_final_state": True, "chunk_size": 64})
-    assert options == CallOptions(scale=0.5, output_final_state=True)
+def test_a_gated_norm_saves_only_its_inputs_and_has_the_same_gradient():
+    patches.use_reference(FAMILIES["bamba"].hook)
+    norm, forward, results, saved = BambaRMSNormGated(8, 4), BambaRMSNormGated.forward, [], []
+    x, gate = (torch.randn(2, 5, 8, requires_grad=True) for _ in range(2))
+    for compute in (forward.__wrapped__.args[0], forward):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda x: x):
+            y = compute(norm, x, gate)
+        results.append([y, *torch.autograd.grad(y.sin().sum(), (x, gate, norm.weight))])
+    assert {tensor.data_ptr() for tensor in saved} <= {x.data_ptr(), gate.data_ptr()}
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from slimstate.core.layout import HookPoint
 from slimstate.system.plugins import listed_values
@@ -184,7 +185,7 @@ def use_reference(hook: HookPoint) -> None:
     """Replace compiled kernels in a transformers module by our functions, or by their own in PyTorch.
 
     Transformers chooses compiled kernels when it is imported, by what is installed and not by the device of tensors.
-    A second call does nothing.
+    Gated norms are recomputed in a backward pass. A second call does nothing.
     """
     module, ours = importlib.import_module(hook.module), in_transformers()
     for name in (*hook.every_operator, *hook.gpu_kernels):
@@ -193,5 +194,9 @@ def use_reference(hook: HookPoint) -> None:
         patch = ours.get(name, Patch(name, inspect.unwrap(current), when))
         if patch.version is not current:
             replace(patch, place=f"{hook.module}.{name}").install()
+    for name in [name for name in vars(module) if name.endswith("RMSNormGated")]:  # saves five tensors in float32
+        place, forward = f"{hook.module}.{name}.forward", getattr(module, name).forward
+        recomputed = functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+        Patch(place, recomputed, needs_gradient).install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), lambda *_, **__: True).install()
