@@ -109,7 +109,8 @@ def _ways(*models: str) -> str:
     texts = [text for text in names if all(text in row["nats_over_uncut"] for row in rows)]
     by_way: dict[str, dict[str, str]] = {}
     for row in rows:
-        title = "" if len(models) == 1 else next(f"{title}, " for title, name in MODELS.items() if name == row["model"])
+        titles = [f"{title}, " for title, name in MODELS.items() if row["model"].startswith(name)]
+        title = titles[0] if len(models) > 1 else ""
         cells = by_way.setdefault(row["way"], {"way": row["way"]})
         cells |= {f"{title}{names[text]}": f"{row['nats_over_uncut'][text]:.3f}" for text in texts}
     columns = dict.fromkeys(column for cells in by_way.values() for column in cells)
@@ -234,7 +235,7 @@ TABLES = {
     ),
     "ways": _ways(*MODELS.values()),
     "ways-bundled": _ways("bundled"),
-    "ways-little": _ways("delta_net-30m, little text"),
+    "ways-little": _ways(*(f"{model}, little text" for model in MODELS.values())),
     "loss-by-token": table(
         {
             "model": "{model}",
