@@ -255,12 +255,13 @@ def test_cut_blocks_have_the_values_that_transformers_dequantises(models, tmp_pa
     source, out, ids = quantised(models, tmp_path / "model", "fp8-blocks"), tmp_path / "cut", tiny.token_ids(1, 40)
     selections = slimstate.prune(source, out, method="l1", key_dim=DIM, progress=False).plan.selections
     options = {"quantization_config": FineGrainedFP8Config(weight_block_size=(16, 16), dequantize=True)}
+    options["rms_norm_eps"] = read_json(out / "config.json")["rms_norm_eps"]  # other norms share that of the cut
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **options)
     cutter = Cutter(Checkpoint.open(source).mixers, selections)
     after = load_file(out / "model.safetensors")
     for name, weight in Checkpoint.open(source).quantised.items():
         assert torch.equal(after[name], stock.get_parameter(name)[cutter.remaining_rows(name, weight.shape[0])])
-    with torch.inference_mode(), masked(stock.float(), Checkpoint.open(source).mixers, selections, rescaled=False):
+    with torch.inference_mode(), masked(stock.float(), Checkpoint.open(source).mixers, selections, rescaled=True):
         expected = stock(input_ids=ids, use_cache=False).logits
     with torch.inference_mode():
         loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16, **options).float()
