@@ -1,5 +1,6 @@
 """What holds for every family with every option, and for every selector; new ones are swept in by themselves."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cases import case, changed
 from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
-from slimstate.core.layout import Slot
+from slimstate.core.layout import Mixer, Slot
 from slimstate.core.selection import Basis, Selection
 from slimstate.core.surgery import Cutter, cut, dropped_channels, outline
 from slimstate.families import FAMILIES
@@ -75,14 +76,25 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     return pairs
 
 
-def exactness(checkpoint: Checkpoint, plan: Plan) -> float:
-    """How far a cut model, run by the stock class alone, may be from the masked original, run by chunks of ours.
+def share_epsilons(model: torch.nn.Module, cut_model: torch.nn.Module, mixers: Sequence[Mixer]) -> None:
+    """Give the norms outside of mixers the epsilon of the cut: most configs have one for all norms."""
+    for place, norm in cut_model.named_modules():
+        if not any(f"{place}.".startswith(f"{mixer.path}.") for mixer in mixers):
+            for name in ("eps", "variance_epsilon"):
+                if isinstance(epsilon := getattr(norm, name, None), float):
+                    setattr(model.get_submodule(place), name, epsilon)
 
-    The correction also reaches the norms that need none, and these random models are small enough to feel it.
-    """
-    if checkpoint.family.correction(checkpoint.config) == NOT_NEEDED:
-        return 3e-5 if plan.value_dim is None else 1e-4
-    return 1e-3 if plan.corrected or plan.value_dim is not None else 1e-4
+
+def masked_logits(model: torch.nn.Module, checkpoint: Checkpoint, plan: Plan, ids: torch.Tensor) -> torch.Tensor:
+    with masked(model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected), torch.inference_mode():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def assert_close(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, method: str = "") -> None:
+    loudness = max(1.0, float(expected.std()))  # tied embeddings make large logits
+    torch.testing.assert_close(
+        logits, expected, rtol=tolerance, atol=tolerance * loudness, msg=lambda text: f"{method} {text}"
+    )
 
 
 @pytest.mark.slow
@@ -91,18 +103,18 @@ def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_f
     if (name, kind) not in cut_folders:
         pytest.skip("its values cannot be cut")
     original, folder = cut_folders[name, kind]
-    checkpoint, runtime = Checkpoint.open(original), load(original, device="cpu")
-    plan = Plan.read(folder / PLAN)
-    with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected), torch.inference_mode():
-        expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
-    tolerance = exactness(checkpoint, plan)
-    files = sorted(folder.glob("logits*.pt"))
+    checkpoint, model, ids = Checkpoint.open(original), load(original, device="cpu").model, tiny.token_ids()
+    plan, files = Plan.read(folder / PLAN), sorted(folder.glob("logits*.pt"))
+    with torch.inference_mode():
+        uncut = model(input_ids=ids, use_cache=False).logits
+    with_own_epsilons = masked_logits(model, checkpoint, plan, ids)
+    share_epsilons(model, load(folder, device="cpu").model, checkpoint.mixers)
+    expected = masked_logits(model, checkpoint, plan, ids)
+    keeps_epsilon = checkpoint.family.correction(checkpoint.config) == NOT_NEEDED and plan.value_dim is None
     assert len(files) == (1 if name in tiny.OF_FLA or kind != "cut" else 2)
     for file in files:
-        loudness = max(1.0, float(expected.std()))  # tied embeddings make large logits
-        torch.testing.assert_close(torch.load(file), expected, rtol=tolerance, atol=tolerance * loudness)
-    with torch.inference_mode():
-        uncut = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+        assert_close(torch.load(file), expected, 3e-5 if keeps_epsilon else 1e-4)
+        assert_close(torch.load(file), with_own_epsilons, 1e-3)  # these random models are small enough to feel them
     assert (uncut - expected).abs().max() > 1e-2  # the mask was felt
 
 
@@ -143,14 +155,16 @@ def test_a_cut_of_values_alone_is_the_masked_original(name, folders, tmp_path):
     before, after = Checkpoint.open(folders[name]), Checkpoint.open(tmp_path / "cut")
     dims = after.mixers[0].axis.width, after.mixers[0].value_dim
     assert dims == (before.mixers[0].axis.width, value_dim)
-    plan, ids, runtime = Plan.read(tmp_path / "cut" / PLAN), tiny.token_ids(1, 80), load(folders[name], device="cpu")
+    plan, ids, model = (
+        Plan.read(tmp_path / "cut" / PLAN),
+        tiny.token_ids(1, 80),
+        load(folders[name], device="cpu").model,
+    )
+    cut_model = load(tmp_path / "cut", device="cpu").model
+    share_epsilons(model, cut_model, before.mixers)
     with torch.inference_mode():
-        with masked(runtime.model, before.mixers, plan.selections):
-            expected = runtime.model(input_ids=ids, use_cache=False).logits
-        result = load(tmp_path / "cut", device="cpu").model(input_ids=ids, use_cache=False).logits
-    # all norms of Bamba share the epsilon of 1e-5 that the cut changes for one of them: 3e-4 off, and 3e-5 at 1e-6
-    tolerance = 5e-4 if name.startswith("bamba") else 1e-4
-    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.std())))
+        logits = cut_model(input_ids=ids, use_cache=False).logits
+    assert_close(logits, masked_logits(model, before, plan, ids), 1e-4)
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -217,13 +231,9 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_
         with torch.inference_mode():
             for slot, parameter in () if joined else slots.items():
                 small.get_parameter(parameter).copy_(after.read(slot))
-            with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
-                expected = runtime.model(input_ids=ids, use_cache=False).logits
-            found = small(input_ids=ids, use_cache=False).logits
-        tolerance = exactness(checkpoint, plan)
-        torch.testing.assert_close(
-            found, expected, rtol=tolerance, atol=tolerance, msg=lambda text, method=method: f"{method}: {text}"
-        )
+            logits = small(input_ids=ids, use_cache=False).logits
+        share_epsilons(runtime.model, small, checkpoint.mixers)
+        assert_close(logits, masked_logits(runtime.model, checkpoint, plan, ids), 1e-4, method)
 
 
 @pytest.mark.slow

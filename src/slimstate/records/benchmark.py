@@ -159,8 +159,8 @@ class BenchRecord(Record, Origin):
 
     @classmethod
     def parse(cls: type[B], data: Mapping[str, object]) -> B:
-        """Return the record as the class of its benchmark."""
-        kinds = {kind.bench: kind for kind in BenchRecord.__subclasses__()}
+        """Return the record as the class of its benchmark, which is this class or below it."""
+        kinds = {kind.bench: kind for kind in BenchRecord.__subclasses__() if issubclass(kind, cls)}
         if (kind := kinds.get(str(data.get("bench")))) is None:
             raise ValidationError(f"bench must be one of {', '.join(kinds)}")
         return from_json(cast("type[B]", kind), data)
