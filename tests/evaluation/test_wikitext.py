@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import pytest
 
@@ -10,6 +11,7 @@ import slimstate
 import tiny
 from slimstate.evaluation.wikitext import WikiText, read_pages, read_wikitext
 from slimstate.models.load import load
+from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 pytestmark = pytest.mark.slow
@@ -35,6 +37,11 @@ def test_pages_start_at_first_level_headings(raw, tmp_path):
     rows = [line if line.endswith("\n") else f"{line}\n" for line in raw.read_text().splitlines(keepends=True)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     assert [page.rstrip() for page in read_pages(str(tmp_path / "rows.jsonl"))] == [page.rstrip() for page in PAGES]
+    for end in ("", "\n"):  # rows that are pages stay as they are
+        (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": page + end}) + "\n" for page in PAGES))
+        assert list(read_pages(str(tmp_path / "pages.jsonl"))) == [page + end for page in PAGES]
+    (tmp_path / "wiki.end.raw").write_text("\n\nThe end of a page.\n = Heading = \n text")  # as lm-eval divides it
+    assert list(read_pages(str(tmp_path / "wiki.end.raw"))) == ["\n\nThe end of a page.", " = Heading = \n text"]
 
 
 @pytest.mark.parametrize("options", [{}, {"max_length": 48}])
@@ -72,7 +79,8 @@ def test_as_many_pages_are_measured_as_fit(raw):
     ("name", "text", "has_pages", "line"),
     [
         ("plain.txt", "No heading.\n = Heading = \n text", False, None),
-        ("wikitext.txt", "No heading at all.\n" * 9, False, "no heading"),
+        *((name, "No heading at all.\n" * 9, False, "no heading") for name in ("wikitext.txt", "wiki2-test.txt")),
+        ("wikipedia.txt", "No heading at all.\n" * 9, False, None),
         ("wikitext.txt", "The end of a page.\n = Heading = \n text", True, None),
         ("article.txt", "\n\n = Heading = \n text", True, None),
         ("article.txt", "= = Section = = \n text", False, None),
@@ -89,6 +97,16 @@ def test_only_wikitext_has_words(name, text, has_pages, line, tmp_path):
     assert (wikitext is not None) == has_pages
     assert bool(lines) == (line is not None)
     assert all(line in each for each in lines)
+
+
+def test_a_tokenizer_without_special_tokens_has_no_word_perplexity_but_one_per_token(folders, raw, tmp_path, succeed):
+    model = shutil.copytree(folders[NAME], tmp_path / "model")
+    tokenizer = read_json(model / "tokenizer_config.json")
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    write_json(model / "tokenizer_config.json", {**tokenizer, **dict.fromkeys(names)})
+    out = succeed("eval", model, "--text", raw, "--length", 64)
+    assert "perplexity" in out
+    assert "word perplexity" not in out
 
 
 def test_a_perplexity_that_is_too_large_for_a_record_is_left_out(folders):

@@ -76,15 +76,17 @@ def test_explicit_options_override_the_preset(pairs, monkeypatch, execute, refus
     assert (mine.settings.lora_targets, mine.settings.lr, mine.settings.kd_weight) == ("q_proj", 3e-4, 4.0)
     assert (mine.settings.unfreeze, mine.steps) == ("norms,biases", 2000)
     assert dry_run("--preset", "paper", "--tokens", "327680").steps == 10
+    line = refusal("recover", pairs[GATED][1], "--preset", "paper", "--lr", "1e-6", "--dry-run")
+    assert line == "with --preset paper, --min-lr must be at most the learning rate 1e-06, got 1e-05"
     monkeypatch.setitem(PRESETS, "paper", {"lora_rank": 5, "steps": 7})
     assert dry_run("--preset", "paper").settings.lora_rank == 5
     usual = dry_run("--preset", "paper", "--lora-rank", "16")
     assert (usual.settings.lora_rank, usual.settings.full) == (16, False)
     line = refusal("recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
     assert line == "unknown --preset 'mine'; there are paper"
-    for flag in ("--full", "--mixers", "--no-teacher"):
+    for flag in ("--full", "--mixers", "--no-teacher", "--control-teaches"):
         line = refusal("recover", pairs[GATED][1], "--preset", "paper", flag, "--dry-run")
-        assert f"--preset paper trains adapters, from a teacher, and {flag} contradicts it" in line
+        assert f"--preset paper trains adapters, from the uncut model, and {flag} contradicts it" in line
 
 
 DRY_RUNS = (

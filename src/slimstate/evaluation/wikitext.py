@@ -22,7 +22,7 @@ from slimstate.system.errors import ModelError
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
 
-NAME = re.compile(r"wikitext|wiki\.(train|valid|test)", re.IGNORECASE)
+NAME = re.compile(r"(^|[^a-z])wiki(text|[^a-z]|$)", re.IGNORECASE)  # of a file or folder that says it is WikiText
 
 
 class WikiText(Value):
@@ -89,6 +89,11 @@ def read_wikitext(
     if find_spec("lm_eval") is None:
         reporter.say("lm-eval defines word perplexity and is not installed: pip install 'slimstate[eval]'")
         return None
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        reporter.say(
+            "lm-eval needs a tokenizer with a BOS or an EOS token, and this one has neither: no word perplexity"
+        )
+        return None
     return WikiText(pages=tuple(pages), max_length=max_length)
 
 
@@ -98,16 +103,16 @@ def read_pages(source: str | Texts, render: Render | None = None) -> Iterator[st
     A text that does not start with one has no pages, unless its name says that it is WikiText.
     """
     lines: list[str] = []
-    is_called_wikitext = NAME.search(Path(str(source)).name) is not None
+    is_wikitext = NAME.search(Path(str(source)).name) is not None
     for line in _lines(source, render):
-        if is_heading(line) and lines:
-            yield "\n".join(lines)
-            lines = []
-        if lines or is_heading(line) or (line.strip() and is_called_wikitext):
-            lines.append(line)
-        elif line.strip():
+        if is_heading(line):
+            if any(map(str.strip, lines)):
+                yield "\n".join(lines)
+            lines, is_wikitext = [], True
+        elif line.strip() and not is_wikitext:
             return
-    if lines:
+        lines.append(line)
+    if any(map(str.strip, lines)):
         yield "\n".join(lines)
 
 
@@ -118,9 +123,11 @@ def is_heading(line: str) -> bool:
 
 
 def _lines(source: str | Texts, render: Render | None) -> Iterator[str]:
-    """Yield the lines of a text without their ends; the last is what follows the last line end."""
+    """Yield the lines of a text without their ends; the last of a document is what follows its last line end."""
     rest = ""
-    for piece in Reading(source, "file").pieces(render):
+    for piece in Reading(source).pieces(render):
         *lines, rest = (rest + piece.text).split("\n")
         yield from lines
-    yield rest
+        if piece.ends:
+            yield rest
+            rest = ""

@@ -204,18 +204,26 @@ class RecoverConfig(RecoverOptions):
         if (preset := values.pop("preset", None)) is not None:
             if preset not in PRESETS:
                 raise PlanError(f"unknown `preset` {preset!r}; there are {', '.join(PRESETS)}")
-            for name in ("full", "mixers", "no_teacher"):
+            for name in ("full", "mixers", "no_teacher", "control_teaches"):
                 if values.get(name):
-                    trained = "adapters, from a teacher"
+                    trained = "adapters, from the uncut model"
                     raise PlanError(f"`preset` {preset} trains {trained}, and `{name}` contradicts it: leave out one")
             base = super().from_values(PRESETS[preset], base)
+            lr, min_lr = values.get("lr"), base.min_lr
+            if isinstance(lr, float) and min_lr is not None and lr < min_lr and values.get("min_lr") is None:
+                raise PlanError(
+                    f"`preset` {preset} ends at a learning rate of {min_lr:g}, above `lr`: give `min_lr`, too"
+                )
         if values.get("tokens") is not None:
             values = {"steps": None, **values}
         if values.get("full") or values.get("mixers"):
             values = {**vars(AdaptationOptions()), **values}
         elif "lora_rank" in values or "lora_alpha" in values:
             values = {"lora": True, **values}
-        return super().from_values(values, base)
+        try:
+            return super().from_values(values, base)
+        except PlanError as error:
+            raise PlanError(f"with `preset` {preset}, {error}" if preset is not None else str(error)) from error
 
 
 class TrainConfig(TrainOptions):
