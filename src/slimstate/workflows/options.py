@@ -209,11 +209,6 @@ class RecoverConfig(RecoverOptions):
                     trained = "adapters, from the uncut model"
                     raise PlanError(f"`preset` {preset} trains {trained}, and `{name}` contradicts it: leave out one")
             base = super().from_values(PRESETS[preset], base)
-            lr, min_lr = values.get("lr"), base.min_lr
-            if isinstance(lr, float) and min_lr is not None and lr < min_lr and values.get("min_lr") is None:
-                raise PlanError(
-                    f"`preset` {preset} ends at a learning rate of {min_lr:g}, above `lr`: give `min_lr`, too"
-                )
         if values.get("tokens") is not None:
             values = {"steps": None, **values}
         if values.get("full") or values.get("mixers"):
