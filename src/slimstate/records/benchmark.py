@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import ValidationError
 
@@ -163,7 +163,7 @@ class BenchRecord(Record, Origin):
         kinds = {kind.bench: kind for kind in BenchRecord.__subclasses__() if issubclass(kind, cls)}
         if (kind := kinds.get(str(data.get("bench")))) is None:
             raise ValidationError(f"bench must be one of {', '.join(kinds)}")
-        return from_json(cast("type[B]", kind), data)
+        return from_json(kind, data)
 
     def headline(self) -> str:
         return f"{self.bench} on {self.device} in {self.dtype}: {self.kernels}"
