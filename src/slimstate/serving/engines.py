@@ -26,6 +26,7 @@ Verdict = Literal[
 ]  # fmt: skip
 FAILURES = ("refuses", "not supported", "differs")
 SLOWDOWNS = ("slower", "doubtful", *FAILURES)  # on some kind of machine
+SUCCESSES = ("agrees", "works")
 CHECKS = {"run": "seen in a run", "read": "read in its source"}
 TIME_STEP_MIN = 1e-3  # where a config does not set it
 
@@ -106,7 +107,9 @@ class Rule(Value):
 
     @property
     def is_unsafe(self) -> bool:
-        return self.is_failure or self.verdict == "not examined"
+        """Whether the results may be wrong, of every cut or at these key dims alone."""
+        is_doubtful = self.verdict == "doubtful" and self.when not in ALL_CUTS
+        return self.is_failure or is_doubtful or self.verdict == "not examined"
 
     @property
     def is_slow(self) -> bool:
@@ -157,7 +160,7 @@ def rules_for(model: ServedModel, engine: str | None = None) -> tuple[Rule, ...]
 def describe_serving(config: Config, engine: str | None, candidates: Iterable[int] = ()) -> Serving:
     """Return the rules about a model and a verdict for each engine; of one engine also the safe and fast key dims.
 
-    Key dims are safe where the engine is known to serve them, and fast where no machine is known to be slower.
+    Key dims are safe where the engine was seen to serve them, and fast where no machine is known to be slower.
     """
     model, candidates = ServedModel.at_dims(config), tuple(candidates)
     rules = [rule for rule in rules_of(model.model_type, engine) if rule.concerns(model)]
@@ -176,12 +179,12 @@ def _key_dims(config: Config, engine: str, candidates: tuple[int, ...]) -> tuple
     equal = {key_dim for key_dim in candidates if needs_equal_dims(config, engine, key_dim)}
     dims = {key_dim: (key_dim, key_dim if key_dim in equal else None) for key_dim in candidates}
     rules = {key_dim: rules_for(ServedModel.at_dims(config, *each), engine) for key_dim, each in dims.items()}
-    safe = tuple(key_dim for key_dim, some in rules.items() if some and not any(rule.is_unsafe for rule in some))
+    safe = tuple(key_dim for key_dim, some in rules.items() if _is_safe(some))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
     every = [rule for some in rules.values() for rule in some]
     if not safe:
-        reason = next((rule.describe() for rule in every if rule.is_unsafe), None)
-        return safe, fast, reason or f"{TITLES[engine]}: no key dim below the model's own is known to be safe"
+        reason = next((rule.describe() for rule in every if rule.is_unsafe and rule.verdict != "doubtful"), None)
+        return safe, fast, reason or f"{TITLES[engine]}: no key dim below the model's own was seen to work"
     line = f"{TITLES[engine]}: safe key dim{'s' * (len(safe) > 1)} {', '.join(map(str, safe))}"
     if equal & {*safe}:
         line += ", with as many values (`state_dim`)"
@@ -189,6 +192,10 @@ def _key_dims(config: Config, engine: str, candidates: tuple[int, ...]) -> tuple
         line += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
     flags = dict.fromkeys(f"; {rule.where}: {rule.advice}" for rule in every if rule.verdict == "needs a flag")
     return safe, fast, line + "".join(flags)
+
+
+def _is_safe(rules: tuple[Rule, ...]) -> bool:
+    return any(rule.verdict in SUCCESSES for rule in rules) and not any(rule.is_unsafe for rule in rules)
 
 
 def warning(model: ServedModel, engine: str | None = None) -> str | None:
