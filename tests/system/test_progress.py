@@ -15,7 +15,7 @@ def clock(monkeypatch) -> list[float]:
     """The time that reporters see."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, lambda: now[0]))
+    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, None, lambda: now[0]))
     return now
 
 
@@ -36,10 +36,20 @@ def test_the_remaining_time_counts_the_steps_of_this_run_only(clock):
         assert pace.left() == left
     assert pace.line("loss 1") == "training 100/100  loss 1"
     assert Pace("reading", None).line("") == "reading 0"
-    layer = Pace("layer 0", 10, 30, iter((0.0, 5.0)).__next__)
+    layer = Pace("layer 0", 10, 30, clock=iter((0.0, 5.0, 5.0)).__next__)
     layer.update(0)
     layer.update(5)
     assert layer.left() == "0:00:35 left"
+
+
+def test_the_remaining_time_within_other_work_is_that_of_the_other_work(clock):
+    outer = Pace("models", 3)
+    for clock[0], done in ((0, 0), (20, 1)):
+        outer.update(done)
+    inner = Pace("windows", 10, outer=outer)
+    for clock[0], done in ((20, 0), (25, 5)):
+        inner.update(done)
+    assert inner.left() == outer.left() == "0:00:35 left"
 
 
 @pytest.mark.parametrize(("verbosity", "count"), [(-1, 0), (0, 4), (1, 4)])

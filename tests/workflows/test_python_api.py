@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import Mock
 
+import numpy
 import pytest
 import torch
 
@@ -176,7 +177,8 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
     ({"model": 7}, "got a int"),
     ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
     ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
-    ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model that torch\.compile was called with"),
+    ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model as it was before torch\.compile"),
+    ({"model": torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))}, r"as it was before torch\.compile"),
     ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
     ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
     ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
@@ -192,6 +194,7 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
     ({"method": "l1", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
     ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
     ({"method": "l1", "eval_text": TEXTS}, "`eval_text` measures what is written: give `out`"),
+    ({"model": "FOLDER", "data": TEXTS, "reconstruct": True}, "`reconstruct` trains what is written: give `out`"),
     ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
 ])  # fmt: skip
 def test_errors_name_parameters_of_python(model, change, message, folders):
@@ -241,6 +244,18 @@ def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(fol
     assert "no effect with l1 for values alone: `score`, `method`" in listener.lines
     slimstate.prune(folders["mamba2-plain"], method="l1", key_dim=8, keep_norm_eps=True, progress=listener)
     assert "no effect with mamba2: `keep_norm_eps`" in listener.lines
+    slimstate.prune(
+        folders[NAME], tmp_path / "cut", method="l1", key_dim=numpy.int64(8), device="cpu", progress=listener
+    )
+    assert "no effect with l1: `device`" in listener.lines
+    slimstate.prune(folders[NAME], apply=tmp_path / "cut", dtype="float32", progress=listener)
+    assert "no effect with `apply`, which runs no model: `dtype`" in listener.lines
+    slimstate.prune(folders["qwen3_next-plain"], method="l1", key_dim=8, engine="llama.cpp", progress=listener)
+    assert "key dim 8 of 24, value dim 8 of 12: llama.cpp needs as many values as keys" in listener.lines
+    slimstate.prune(folders[NAME], key_dim=8, data=TEXTS[:1], samples=2, length=64, progress=listener)
+    assert any("gives 128 tokens to calibrate on; with fewer than 384, 16 for" in line for line in listener.lines)
+    with pytest.raises(PlanError, match="`score` must be a function of the model and its tokenizer: too many"):
+        slimstate.sweep(folders[NAME], tmp_path / "sweep", text=text_file, score=lambda model: 1.0)
     with pytest.raises(PlanError, match="`max_length` needs `tasks`, `recall` or WikiText"):
         slimstate.evaluate(folders[NAME], text_file, max_length=8)
 

@@ -3,6 +3,7 @@
 The record is written after every row, so that an interrupted sweep continues where it was.
 """
 
+import inspect
 import itertools
 import math
 import statistics
@@ -33,7 +34,7 @@ from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord
 from slimstate.records.numbers import is_none, percent, signed
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
-from slimstate.system.errors import DataError, quoted
+from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.json_files import plain, read_json
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
@@ -172,6 +173,14 @@ class SweepStudy(Value):
             **vars(scores),
         }
         return measures, by_window
+
+
+def check_score(score: Score) -> None:
+    """Raise a `PlanError` if the user's function cannot be called with a model and its tokenizer."""
+    try:
+        inspect.signature(score).bind(None, None)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"`score` must be a function of the model and its tokenizer: {error}") from error
 
 
 def _named(scores: Any, name: str | None) -> dict[str, float]:

@@ -26,6 +26,7 @@ from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
 
 SHORT_TEXT_WINDOWS = 8  # of a text that is shorter than one window of the default length
+ENOUGH = 16  # tokens for each channel of a head, below which a choice may be poor
 
 
 def read_windows(
@@ -43,14 +44,16 @@ def read_windows(
         return None
     with reporter.waiting(f"reading {calibration.data}"):
         width = checkpoint.mixers[0].axis.width
-        windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder), width)
+        windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder), width, reporter)
     if windows.tokens.shape != calibration.size:
         samples, length = windows.tokens.shape
         reporter.say(f"{windows.source} is short: {plural(samples, 'window')} of {length} tokens, and no more")
     return windows
 
 
-def calibration_windows(calibration: Calibration, tokenizer: Any, min_tokens: int = 2) -> Windows:
+def calibration_windows(
+    calibration: Calibration, tokenizer: Any, min_tokens: int = 2, reporter: Reporter = SILENT
+) -> Windows:
     """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones."""
     reading, (samples, length) = calibration.reading(calibration.data), calibration.size
     if calibration.length is None:
@@ -62,6 +65,9 @@ def calibration_windows(calibration: Calibration, tokenizer: Any, min_tokens: in
     if (count := text.tokens.numel()) < min_tokens:
         problem = f"{text.source} gives {count} tokens to calibrate on; at least {min_tokens} are needed"
         raise DataError(f"{problem}, one for each channel of a head: use more text, `samples` or `length`")
+    if count < ENOUGH * min_tokens:
+        advice = f"with fewer than {ENOUGH * min_tokens:,}, {ENOUGH} for each channel of a head, it may choose poorly"
+        reporter.say(f"warning: {text.source} gives {count:,} tokens to calibrate on; {advice}")
     return text
 
 

@@ -24,7 +24,7 @@ class ReconstructOptions(Options):
     steps: Annotated[int | None, Meta(ge=0)] = None
     """Training steps for every layer; default: 500 on a GPU, 80 on a CPU."""
     batch: Annotated[int | None, Meta(ge=1)] = None
-    """Windows per step; default: 16 on a GPU, 4 on a CPU."""
+    """Windows per step, at most those that are trained on; default: 16 on a GPU, 4 on a CPU."""
     samples: Annotated[int | None, Meta(ge=2)] = None
     """Windows of the text, a tenth of which is held out; default: up to 640 on a GPU, 128 on a CPU."""
     length: Annotated[int, Meta(ge=2)] = 1024
@@ -49,10 +49,11 @@ class ReconstructOptions(Options):
         """Return the settings of a run, including what the device and the text decide."""
         from slimstate.records.parts import ReconstructionSettings
 
+        samples = len(windows.tokens)
         return ReconstructionSettings(
             steps=STEPS[device] if self.steps is None else self.steps,
-            batch=BATCH[device] if self.batch is None else self.batch,
-            samples=len(windows.tokens),
+            batch=min(BATCH[device] if self.batch is None else self.batch, samples - count_held_out(samples)),
+            samples=samples,
             length=self.length,
             learning_rate=self.learning_rate,
             seed=windows.seed,

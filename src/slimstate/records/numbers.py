@@ -4,6 +4,7 @@ UNKNOWN = "–"
 NO_DIFFERENCE = " (no difference)"
 ARROW = " → "
 HUGE = 1e6  # from here on decimals say nothing
+ENOUGH_TOKENS = 50_000  # for small differences
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
@@ -67,6 +68,13 @@ def brief(value: float | None) -> str:
         if value >= size:
             return f"{value / size:.0f}{letter}" if value < 1000 * size else f"{value:.0e}".replace("e+", "e")
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def caution(tokens: int | None) -> list[str]:
+    """Return a line if a text is too short for small differences; else none."""
+    if tokens is None or tokens >= ENOUGH_TOKENS:
+        return []
+    return [f"{tokens:,} tokens are few, and standard errors uncertain: {ENOUGH_TOKENS:,} show small differences"]
 
 
 def plural(count: int, noun: str) -> str:

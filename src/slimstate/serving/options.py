@@ -18,7 +18,8 @@ class EngineChoice(Options):
     """Serving"""
 
     engine: EngineName | None = None
-    """Engine that will serve the model: transformers, mlx, llama.cpp, vllm or sglang; shows what it does with it."""
+    """Engine that will serve the model: transformers, mlx, llama.cpp, vllm or sglang. Says what it does with the
+    model; a cut keeps as many values as keys where the engine serves no others."""
 
 
 class PoolOptions(Options):

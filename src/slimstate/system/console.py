@@ -23,6 +23,7 @@ class TerminalReporter(Reporter):
         self.console = console(stderr=True, quiet=verbosity < 0)
         self.shows_time, self.translate = verbosity > 0, translate
         self.bars: Progress | None = None  # those below an open table
+        self.outer: Pace | None = None  # of the meter that is open
 
     def say(self, line: str) -> None:
         clock = f"{datetime.now():%H:%M:%S} " if self.shows_time else ""
@@ -38,12 +39,21 @@ class TerminalReporter(Reporter):
 
     @contextmanager
     def meter(self, label: str, total: int | None, later: int = 0) -> Iterator[Update]:
-        pace = Pace(label, total, later)
+        pace, outer = Pace(label, total, later, self.outer), self.outer
+        self.outer = pace if outer is None else outer
+        try:
+            with self._shown(pace) as update:
+                yield update
+        finally:
+            self.outer = outer
+
+    @contextmanager
+    def _shown(self, pace: Pace) -> Iterator[Update]:
         if not self.console.is_terminal:
             yield self._lines(pace)
             return
         with nullcontext(self.bars) if self.bars is not None else self._new_bars() as bars:
-            task = bars.add_task(label, total=total, left="", note="")
+            task = bars.add_task(pace.label, total=pace.total, left="", note="")
 
             def update(done: int, note: str) -> None:
                 pace.update(done)

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
 from itertools import pairwise
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -154,8 +155,8 @@ class Option(Value):
             if not isinstance(value, (str, PathLike)):
                 raise self._error("a path", value)
             return Path(value)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+        if kind in (int, float) and isinstance(value, Integral) and not isinstance(value, bool):
+            value = kind(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise self._error(TYPE_NAMES.get(kind, f"a {kind.__name__}"), value)
         if kind is float and not math.isfinite(value):

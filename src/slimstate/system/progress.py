@@ -57,27 +57,33 @@ class Reporter:
 
 
 class Pace:
-    """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes."""
+    """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes.
+
+    The time left of work within other work is that of the other work, `outer`.
+    """
 
     def __init__(
-        self, label: str, total: int | None, later: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.label, self.total, self.later, self.clock = label, total, later, clock
+        self, label: str, total: int | None, later: int = 0, outer: "Pace | None" = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.label, self.total, self.later, self.outer, self.clock = label, total, later, outer, clock
         self.start: tuple[int, float] | None = None
-        self.done = 0
+        self.done, self.time = 0, 0.0  # of the last update
 
     def update(self, done: int) -> None:
-        self.done = done
+        self.done, self.time = done, self.clock()
         if self.start is None:
-            self.start = done, self.clock()
+            self.start = done, self.time
 
     def left(self) -> str:
         """Return the remaining time, or an empty string where it is not known or nothing remains."""
+        if self.outer is not None:
+            return self.outer.left()
         first, started = self.start or (0, 0.0)
         if not self.total or not first < self.done < self.total + self.later:
             return ""
-        seconds = (self.clock() - started) * (self.total + self.later - self.done) / (self.done - first)
-        return f"{timedelta(seconds=round(seconds))} left"
+        seconds = (self.time - started) * (self.total + self.later - self.done) / (self.done - first)
+        return f"{timedelta(seconds=max(0, round(seconds - self.clock() + self.time)))} left"
 
     def line(self, note: str) -> str:
         """Return the progress as one line, such as `calibrating 3/8  0:00:20 left`."""

@@ -15,7 +15,7 @@ from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RecoveryRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place, overlap
-from slimstate.system.errors import OutputError, PlanError
+from slimstate.system.errors import OutputError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.value import Value
 from slimstate.training.adaptation import adaptation_of
@@ -100,8 +100,6 @@ def _relevant_settings(settings: JsonObject, *, has_teacher: bool) -> JsonObject
 def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, control: Control | None) -> None:
     """Check the options, the folders and the teacher cache before anything is read or written."""
     session.options.settings()
-    if not adaptation_of(session.options, student).has_adapters and session.options.adaptation.keep_adapter:
-        raise PlanError("`keep_adapter` needs adapters: give `lora`")
     sources, outs, distillation = [student], [session.out], session.distillation
     if control is not None:
         control.check()

@@ -81,8 +81,10 @@ def evaluate(
             text=reading, windows=windows, wikitext=wikitext, associative=config.associative, options=measures,
             seed=config.seed, run=config.run, reporter=inputs.reporter,
         )  # fmt: skip
-        pairs = zip(checkpoints.items(), roundings, strict=False)
-        results = [measurement.measure(checkpoint, name, rounding) for (name, checkpoint), rounding in pairs]
+        pairs = list(zip(checkpoints.items(), roundings, strict=False))
+        several = len(pairs) > 1
+        each = inputs.reporter.track(pairs, "models", len(pairs)) if several else pairs
+        results = [measurement.measure(checkpoint, name, rounding) for (name, checkpoint), rounding in each]
     values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
     baseline, compared = (results[1], compare(*results)) if len(results) > 1 else (None, ())
     record = EvaluationRecord(

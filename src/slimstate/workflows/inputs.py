@@ -89,8 +89,8 @@ class Inputs(ExitStack):
         if not in_memory(model):
             kind = quoted(type(model).__name__)
             raise ModelError(f"a model must be a folder, a hub id or a transformers model, got a {kind}")
-        if hasattr(model, "_orig_mod"):
-            raise ModelError("a compiled model cannot be cut: give the model that torch.compile was called with")
+        if any(hasattr(module, "_orig_mod") for module in model.modules()):
+            raise ModelError("a compiled model cannot be cut: give the model as it was before torch.compile")
         if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
             raise ModelError(f"a model in memory must be a transformers model, got a {type(model).__name__}")
         if reads_text and self.tokenizer is None:

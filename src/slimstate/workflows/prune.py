@@ -69,6 +69,7 @@ def prune(
     """
     config = PruneConfig.merge(config, options)
     config.refuse(("eval_text",), "measures what is written: give `out`", unless=out is not None)
+    config.refuse(("reconstruct",), "trains what is written: give `out`", unless=out is not None or in_memory(model))
     with Inputs(progress, tokenizer, model) as inputs:
         methods = (selector_named(config.method), value_selector_named(_value_method(config)))
         reads_text = config.calibration.data is not None and any(method.calibrated for method in methods)
@@ -113,8 +114,6 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         return _cut_and_distil(source, out, config, reporter)
     checkpoint = _open(source, out, config, reporter)
     provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
-    if out is None:  # the channels are chosen from the calibration, and nothing is trained
-        config = replace(config, reconstruct=None, distill=None)
     choice: SelectionJob | Plan
     if config.apply is None:
         partial = None if out is None else out.with_name(f"{out.name}.calibration")
@@ -125,7 +124,10 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         if plan.origin is not None:
             reporter.say(f"the channels were chosen on {plan.origin.source}, which is taken for the same model")
         key_dim, value_dim = plan.key_dim, plan.value_dim
-        line = f"applying {config.apply}: {plan.method}, {dims_line(checkpoint.mixers[0], key_dim, value_dim)}"
+        if config.evaluation.eval_text is None and (unused := config.run.to_values()):
+            reporter.say(f"no effect with `apply`, which runs no model: {', '.join(f'`{name}`' for name in unused)}")
+        method = plan.value_method if plan.method == KEEP_ALL.name else plan.method
+        line = f"applying {config.apply}: {method}, {dims_line(checkpoint.mixers[0], key_dim, value_dim)}"
         _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
     cut = CutJob(
         checkpoint=checkpoint, key_dim=key_dim, value_dim=value_dim, out=out, force=config.force,
@@ -173,6 +175,8 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     if layerwise:
         reason = "has no effect: layers are calibrated on the windows of `reconstruct_samples` and `reconstruct_length`"
         config.refuse(("samples", "length"), reason)
+        if config.run.device_map is not None and config.run.max_memory is None:
+            reporter.say("no effect with `reconstruct`, which has one layer of each model in memory: `device_map`")
     report_unused(config, methods, reporter)
     windows = None if layerwise else read_windows(checkpoint, methods, calibration, reporter)
     _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
@@ -198,10 +202,12 @@ def report_unused(config: PruneConfig | SweepConfig, methods: Sequence[Selector]
         names += ["samples", "length", "evidence"]
         names += [] if config.reconstruct is not None else ["data"]
         if config.reconstruct is None and config.evaluation.eval_text is None:
-            names += ["documents", "special_tokens", "dtype", "device_map"]
+            names += ["documents", "special_tokens", "device", "dtype", "device_map"]
             names += [] if any(method.name in UNINFORMED for method in methods) else ["seed"]
-    elif isinstance(config, PruneConfig) and config.calibration.data is None:  # all is in the file of `evidence`
-        names += ["samples", "length", "rrqr_rows", "seed"]
+    elif (
+        isinstance(config, PruneConfig) and config.calibration.data is None and config.calibration.evidence is not None
+    ):
+        names += ["samples", "length", "rrqr_rows", "seed"]  # all is in the file
     if isinstance(config, PruneConfig) and KEEP_ALL in methods:
         names += ["keep_norm_eps", *(["method"] if _value_method(config) != config.method else [])]
     if unused := ", ".join(f"`{name}`" for name in names if name in config.to_values()):
@@ -240,7 +246,9 @@ def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> 
     if value_dim == values and key_dim < width:  # equal dims may leave the values alone
         return key_dim, None, line or dims_line(checkpoint.mixers[0], key_dim, None)
     check_value_dim(checkpoint, key_dim, value_dim)
-    return key_dim, value_dim, line if config.budget.is_set else dims_line(checkpoint.mixers[0], key_dim, value_dim)
+    if not config.budget.is_set:
+        line = dims_line(checkpoint.mixers[0], key_dim, value_dim) + f": {engine} needs as many values as keys" * equal
+    return key_dim, value_dim, line
 
 
 def _report_cut(

@@ -21,7 +21,7 @@ from slimstate.data.sources import is_same_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import SEQUENCES, recall_tokens
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows
-from slimstate.evaluation.sweep import CandidateModel, Score, SweepStudy, read_earlier, recommend
+from slimstate.evaluation.sweep import CandidateModel, Score, SweepStudy, check_score, read_earlier, recommend
 from slimstate.evaluation.sweep_grid import Candidate, Grid, grid_of
 from slimstate.evaluation.task_sources import find_sources
 from slimstate.evaluation.wikitext import read_wikitext
@@ -38,7 +38,7 @@ from slimstate.records.numbers import dims_text, perplexity, plural, signed
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import ReconstructionRecord
-from slimstate.selectors import Selector
+from slimstate.selectors import Selector, selector_named, value_selector_named
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place, staged_files
 from slimstate.system.errors import PlanError
@@ -80,6 +80,8 @@ def sweep(
     config = SweepConfig.merge(config, options)
     if config.text is None:
         raise PlanError("a sweep measures on text: give it with `text`")
+    if score is not None:
+        check_score(score)
     from slimstate.reports.plots.results import draw_sweep
 
     started, folder = time.perf_counter(), Path(out)
@@ -121,6 +123,10 @@ def command_for(row: Row, source: str | PathLike[str], folder: Path, config: Swe
     if row.method == UNCUT:
         return shlex.join(["vllm", "serve", str(source), f"--{ENGINE_OPTION}", row.state_dtype])
     cut = cut_config(row.method, row, folder, config)
+    values = None if row.value_dim is None else config.grid.value_method or "energy"
+    needs = [selector_named(row.method).needs, *([] if values is None else [value_selector_named(values).needs])]
+    if cut.reconstruct is None and not frozenset().union(*needs) - {"weight"}:
+        cut = replace(cut, calibration=Calibration(seed=cut.calibration.seed))
     return command_line(run_config("prune", {"model": source, "out": "SLIM"}, cut.to_values()))
 
 
@@ -162,7 +168,9 @@ def _measure(
     wikitext = read_wikitext(
         config.text, tokenizer, reporter, max_tokens=max_tokens, max_length=config.measures.max_length
     )
-    windows = None if calibration.data is None else calibration_windows(calibration, tokenizer, first.axis.width)
+    windows = None
+    if calibration.data is not None:
+        windows = calibration_windows(calibration, tokenizer, first.axis.width, reporter)
     if windows is not None and is_same_text(config.text, calibration.data):
         reporter.say("the evaluation text is also the calibration text, which cuts fit better than other text")
     settings = _settings(config, tokenizer, text_windows, windows)
@@ -193,12 +201,12 @@ def _measure(
     def measure() -> SweepRecord:
         has_scores = bool(settings.recall or settings.function or settings.tasks)
         columns, done = (*COLUMNS, *["scores"] * has_scores), itertools.count(1)
-        with reporter.table(columns) as table, reporter.meter("rows", count) as update:
-            update(count - missing, "")
+        with reporter.table(columns) as table, reporter.meter("models", count + 1) as update:
+            update(0 if earlier is None else count - missing + 1, "")
 
             def show(row: Row) -> None:
                 table(_cells(row))
-                update(max(next(done), count - missing), "")
+                update(max(next(done), count - missing) + 1, "")
 
             return study.measure(runtime, open_cut, earlier, folder / SWEEP, show)
 

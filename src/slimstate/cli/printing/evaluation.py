@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
 from slimstate.cli.terminal import Printout, Table
-from slimstate.records.numbers import fixed, format_mib, perplexity, plural, signed, with_error
+from slimstate.records.numbers import caution, fixed, format_mib, perplexity, plural, signed, with_error
 from slimstate.workflows.options import AnalyzeConfig, EvalConfig, SweepConfig, VerifyConfig
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def show_evaluation(record: "EvaluationRecord") -> Printout:
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
         nats = with_error(f"{record.nats_per_token:.4f}", record.nats_error)
         yield f"{nats} nats per token, {per_byte}: {record.counts}"
+        yield from caution(record.tokens)
     if record.baseline is not None:
         yield Table(("measure", record.name, record.baseline.name, "share kept"), list(record.comparison()))
     elif record.lm_eval is not None or record.associative_recall is not None:
@@ -72,6 +73,7 @@ def show_sweep(record: "SweepRecord") -> Printout:
     values = ", ".join(f"{value} {name}" for name, value in list(_in_units(uncut, uncut).items())[:-1])
     yield f"uncut: {values}; {format_mib(uncut.state_bytes)} of state per sequence in fp32"
     yield f"measured on {uncut.counts}"
+    yield from caution(uncut.tokens)
     if record.settings.reconstruct is not None:
         yield "every cut was reconstructed before it was measured"
     if (recommended := record.recommended) is not None:
