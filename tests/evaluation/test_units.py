@@ -14,12 +14,21 @@ from slimstate.core.file_names import PLAN
 from slimstate.evaluation.measure import compare
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, share_error, standard_error
 from slimstate.models.load import load_tokenizer
-from slimstate.records.evaluation import Result, SweepRecord
+from slimstate.records.evaluation import (
+    AssociativeRecall,
+    EvaluationRecord,
+    MeasurePair,
+    RecallPoint,
+    Result,
+    SweepRecord,
+)
 from slimstate.records.numbers import signed
 from slimstate.records.schema import MAX_NUMBER
+from slimstate.records.standard_errors import residual_error
 
 NAME = tiny.PLAIN[0]
 TOKENIZER = load_tokenizer(ROOT / "demo" / "model")
+POINTS = (RecallPoint(pairs=2, accuracy=0.5),)
 TEXT = "A state of 4 heads\tis small.\n\n Größe 状態 counts  in bytes .\n" * 20
 
 
@@ -46,15 +55,93 @@ def test_errors_are_those_of_repeated_draws_and_no_share_is_certain():
     assert 0.1 < share_error(6, 6) < 0.15
 
 
-@pytest.mark.parametrize(("shift", "share"), [(0.02, "no difference"), (0.2, "%")])
-def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, share):
+def test_errors_of_word_perplexity_are_those_of_repeated_draws_of_pages():
+    """Pages differ in length, and both models find the same pages hard."""
+
+    def draw() -> tuple[Result, Result]:
+        words = torch.randint(20, 2000, (30,), generator=random)
+        hard, *own = (torch.randn(3, 30, generator=random).double() * torch.tensor([[0.2], [0.05], [0.05]])).unbind()
+        return tuple(
+            Result(
+                name="a", model="a", word_perplexity=math.exp(float((words * level).sum() / words.sum())),
+                page_nats=tuple((words * level).tolist()), page_words=tuple(words.tolist()),
+            )
+            for level in (4.8 + hard + own[0], 4.5 + 0.9 * hard + own[1])
+        )  # fmt: skip
+
+    random = torch.Generator().manual_seed(0)
+    draws = [draw() for _ in range(2000)]
+    pairs = [compare(*results)[0] for results in draws]
+    for values, errors in (
+        ([math.log(pair.model) for pair in pairs], [residual_error(model.page_residuals) for model, _ in draws]),
+        ([pair.model for pair in pairs], [next(model.measures()).error for model, _ in draws]),
+        ([pair.model - pair.baseline for pair in pairs], [pair.error for pair in pairs]),
+        ([pair.share for pair in pairs], [pair.share_error for pair in pairs]),
+    ):
+        assert statistics.fmean(errors) == pytest.approx(statistics.stdev(values), rel=0.06)
+    assert statistics.fmean(pair.share_error for pair in pairs) < 0.02, "paired"
+
+
+def test_one_page_or_other_pages_have_no_error():
+    scores = {
+        "name": "a",
+        "model": "a",
+        "perplexity": 9.0,
+        "word_perplexity": 50.0,
+        "nats_error": 0.1,
+        "window_nats": (3.0, 4.0),
+    }
+    one = Result(**scores, page_nats=(40.0,), page_words=(10,))
+    assert [measure.error is None for measure in one.measures()] == [False, True]
+    several = Result(**scores, page_nats=(40.0, 38.0), page_words=(10, 10))
+    for pairs in (compare(one, one), compare(several, one), compare(Result(**scores), Result(**scores))):
+        assert (pairs[1].error, pairs[1].share_text) == (None, "100.0%")
+    old = MeasurePair(measure="word perplexity", model=50.0, baseline=50.0, share=1.0, error=3.0)  # over windows
+    for result, error in ((Result(**scores), None), (several, 3.0)):
+        record = EvaluationRecord.from_json(EvaluationRecord(**vars(result), compared=(old,)).to_json())
+        assert record.compared[0].error == record.table()[1]["difference_error"] == error
+
+
+def test_errors_of_shares_are_those_of_repeated_draws():
+    """Of bits per byte on the same windows, and of two accuracies on their own questions."""
+
+    def result(bits: torch.Tensor, right: torch.Tensor) -> Result:
+        recall = AssociativeRecall(
+            points=POINTS, mean=float(right.mean()), stderr=float(right.std() / 20), candidates=8
+        )
+        nats = bits.tolist()
+        mean = statistics.fmean(nats)
+        error = standard_error(nats)
+        return Result(
+            name="a", model="a", bits_per_byte=mean / 2, nats_per_token=mean, nats_error=error,
+            window_nats=tuple(nats), associative_recall=recall,
+        )  # fmt: skip
+
+    random = torch.Generator().manual_seed(0)
+    pairs = []
+    for _ in range(2000):
+        windows, rights = torch.randn(3, 32, generator=random).double(), torch.rand(2, 400, generator=random)
+        model = result(5 + 0.3 * windows[0] + 0.1 * windows[1], (rights[0] < 0.5).double())
+        pairs.append(compare(model, result(4 + 0.3 * windows[0] + 0.1 * windows[2], (rights[1] < 0.8).double())))
+    for name, number in (("bits per byte", 0), ("associative recall", 1)):
+        same = [pair[number] for pair in pairs]
+        assert same[0].measure == name
+        spread = statistics.stdev(pair.share for pair in same)
+        assert statistics.fmean(pair.share_error for pair in same) == pytest.approx(spread, rel=0.05)
+
+
+@pytest.mark.parametrize(("shift", "is_same"), [(0.02, True), (0.2, False)])
+def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, is_same):
     noise = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)).double() / 10
 
     def result(nats):
         mean = math.fsum(nats) / len(nats)
         scores = {"perplexity": math.exp(mean), "word_perplexity": math.exp(3 * mean), "bits_per_byte": mean / 2}
         error = standard_error(nats)
-        return Result(name="a", model="a", nats_per_token=mean, nats_error=error, window_nats=tuple(nats), **scores)
+        pages = {"page_nats": tuple(30 * each for each in nats), "page_words": (10,) * len(nats)}
+        return Result(
+            name="a", model="a", nats_per_token=mean, nats_error=error, window_nats=tuple(nats), **scores, **pages
+        )
 
     model, baseline = result((3 + noise[0] + shift).tolist()), result((3 + noise[1]).tolist())
     moved = result([nats + 1e-6 for nats in model.window_nats])
@@ -62,7 +149,9 @@ def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, share
         assert here.error == pytest.approx((there.value - here.value) / 1e-6 * model.nats_error, rel=1e-4)
     pairs = compare(model, baseline)
     assert len(pairs) == 3
-    assert all(pair.share_text.endswith((share, f"{share})")) for pair in pairs)
+    for pair in pairs:
+        ending = " (no difference)" if is_same else ""
+        assert pair.share_text == f"{100 * pair.share:.1f}% ± {100 * pair.share_error:.2g}{ending}"
     assert signed(0.02, 0.01).endswith("(no difference)")
     assert signed(0.021, 0.01) == "+0.021 ± 0.01"
     assert signed(-2.6e-4, 1.1e-4) == "−0.00026 ± 0.00011"

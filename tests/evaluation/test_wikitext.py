@@ -4,13 +4,16 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
 import slimstate
 import tiny
-from slimstate.evaluation.wikitext import WikiText, read_pages, read_wikitext
+from slimstate.evaluation.wikitext import WikiText, add_words, read_pages, read_wikitext
 from slimstate.models.load import load
+from slimstate.records.parts import TextScores
+from slimstate.reports.tables import grid_caption
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
 
@@ -56,6 +59,20 @@ def test_text_and_task_have_the_same_word_perplexity(folders, raw, options):
     assert f"over {record.words} words" in record.counts
 
 
+def test_the_error_is_over_the_pages_that_were_scored(folders, raw):
+    scores = {"tasks": ["wikitext"], "task_data": raw.parent, "progress": False, "length": 64}
+    size = sum(len(tiny.tokenizer()(page)["input_ids"]) for page in PAGES[:2])
+    record = slimstate.evaluate(folders[NAME], raw, max_tokens=size, **scores)
+    assert record.page_words == tuple(len(re.split(r"\s+", page)) for page in PAGES[:2])
+    first = slimstate.evaluate(folders[NAME], raw, limit=1, **scores).lm_eval.tasks["wikitext"].metrics
+    assert math.exp(record.page_nats[0] / record.page_words[0]) == pytest.approx(first["word_perplexity"], rel=1e-6)
+    assert record.word_perplexity == pytest.approx(math.exp(sum(record.page_nats) / record.words), rel=1e-12)
+    measure = next(measure for measure in record.measures() if measure.name == "word perplexity")
+    pages = zip(record.page_nats, record.page_words, strict=True)
+    away = [nats - math.log(record.word_perplexity) * words for nats, words in pages]
+    assert measure.error == pytest.approx(record.word_perplexity * math.sqrt(2) * math.hypot(*away) / record.words)
+
+
 def test_sweep_measures_every_cut_in_the_same_unit(folders, raw, tmp_path):
     record = slimstate.sweep(
         folders[NAME], tmp_path / "out", text=raw, text_length=64, methods=["l1"], key_dims=[16], progress=False
@@ -65,6 +82,13 @@ def test_sweep_measures_every_cut_in_the_same_unit(folders, raw, tmp_path):
     assert record.rows[0].word_perplexity == pytest.approx(cut.word_perplexity, rel=1e-3)
     assert record.uncut.word_perplexity == pytest.approx(cut.baseline.word_perplexity, rel=1e-6)
     assert "word perplexity" in {row.measure for row in cut.compared}
+    changes = [here - there for here, there in zip(record.rows[0].page_nats, record.uncut.page_nats, strict=True)]
+    words, mean = record.uncut.page_words, sum(changes) / sum(record.uncut.page_words)
+    away = [change - mean * size for change, size in zip(changes, words, strict=True)]
+    error = 100 * math.sqrt(len(PAGES) / (len(PAGES) - 1)) * math.hypot(*away) / sum(words)
+    assert f"ratio to the baseline: at most {error:.2g} %." in grid_caption(record)
+    old = replace(record, uncut=replace(record.uncut, page_nats=(), page_words=()))
+    assert "error" not in grid_caption(old)
 
 
 def test_as_many_pages_are_measured_as_fit(raw):
@@ -112,5 +136,5 @@ def test_a_tokenizer_without_special_tokens_has_no_word_perplexity_but_one_per_t
 def test_a_perplexity_that_is_too_large_for_a_record_is_left_out(folders):
     """A page without spaces is one word, whose perplexity is larger than any float."""
     page, runtime = "= A =" + "x" * 2000, load(folders[NAME], device="cpu")
-    assert WikiText(pages=(page,)).word_perplexity(runtime) is None
-    assert math.isfinite(WikiText(pages=tuple(PAGES)).word_perplexity(runtime))
+    assert add_words(TextScores(), WikiText(pages=(page,)), runtime).word_perplexity is None
+    assert math.isfinite(add_words(TextScores(), WikiText(pages=tuple(PAGES)), runtime).word_perplexity)

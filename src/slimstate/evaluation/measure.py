@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from dataclasses import replace
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -17,7 +16,8 @@ from slimstate.evaluation.wikitext import WikiText, add_words
 from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
-from slimstate.records.evaluation import MeasurePair, Result
+from slimstate.records.evaluation import Measure, MeasurePair, Result
+from slimstate.records.standard_errors import residual_error
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
 
@@ -73,15 +73,30 @@ class Measurement(Value):
 def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:
     """Return the numbers of both models side by side; a share of 1 is all of the baseline's score."""
     references, rows = {measure.name: measure for measure in baseline.measures()}, []
-    paired = standard_error(result.window_nats, baseline.window_nats)
-    for measure in replace(result, nats_error=paired).measures():
+    for measure in result.measures():
         if (other := references.get(measure.name)) is None:
             continue
         value, reference = measure.value, other.value
         if value is not None and reference is not None and measure.more_is_better is not None:
-            above, below = (value, reference) if measure.more_is_better else (reference, value)
-            errors = [measure.error] if measure.group == "text" else [measure.error, other.error]  # text: paired
-            error = None if None in errors else math.hypot(*filter(None, errors))
-            share = above / below if below else None
-            rows.append(MeasurePair(measure=measure.name, model=value, baseline=reference, share=share, error=error))
+            above, below = (measure, other) if measure.more_is_better else (other, measure)
+            share = share_error = None
+            if above.value is not None and below.value:
+                share = above.value / below.value
+                error = _difference_error(above, below, share)
+                share_error = None if error is None else error / abs(below.value)
+            rows.append(
+                MeasurePair(
+                    measure=measure.name, model=value, baseline=reference, share=share, share_error=share_error,
+                    error=_difference_error(measure, other),
+                )
+            )  # fmt: skip
     return tuple(rows)
+
+
+def _difference_error(measure: Measure, other: Measure, factor: float = 1.0) -> float | None:
+    """Return the standard error of a number less `factor` times another, by windows or pages if they are of a text."""
+    if measure.group == "text":
+        return residual_error(measure.residuals, other.residuals, factor)
+    if measure.error is None or other.error is None:
+        return None
+    return math.hypot(measure.error, factor * other.error)

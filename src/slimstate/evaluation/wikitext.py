@@ -32,38 +32,33 @@ class WikiText(Value):
     max_length: int | None = None
 
     @property
-    def words(self) -> int:
-        return sum(len(re.split(r"\s+", page)) for page in self.pages)  # as in lm-eval, ends of a page included
+    def page_words(self) -> tuple[int, ...]:
+        return tuple(len(re.split(r"\s+", page)) for page in self.pages)  # as in lm-eval, ends of a page included
 
-    def word_perplexity(self, runtime: Runtime) -> float | None:
-        """Return the perplexity per word, or None where it is too large for a record."""
+    def page_nats(self, runtime: Runtime) -> tuple[float, ...]:
+        """Return the negative log likelihood of each page."""
         from lm_eval.api.instance import Instance
-        from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
+        from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-        documents = [{"page": page} for page in self.pages]
         requests = [
-            Instance(
-                request_type="loglikelihood_rolling", doc=document, arguments=(wikitext_detokenizer(document),), idx=0
-            )
-            for document in documents
+            Instance(request_type="loglikelihood_rolling", doc=page, arguments=(wikitext_detokenizer(page),), idx=0)
+            for page in ({"page": page} for page in self.pages)
         ]
         with silence():
             likelihoods = harness_model(runtime, self.max_length).loglikelihood_rolling(requests, disable_tqdm=True)
-        pairs = [
-            process_results(document, (likelihood,))["word_perplexity"]
-            for document, likelihood in zip(documents, likelihoods, strict=True)
-        ]
-        nats = -sum(likelihood for likelihood, _ in pairs) / sum(words for _, words in pairs)
-        if not math.isfinite(nats):
+        if not all(map(math.isfinite, likelihoods)):
             raise ModelError("the model's predictions are NaN or infinite")
-        return math.exp(nats) if nats <= MAX_NATS else None
+        return tuple(-likelihood for likelihood in likelihoods)
 
 
 def add_words(scores: TextScores, wikitext: WikiText | None, runtime: Runtime) -> TextScores:
-    """Return the scores of a text with its word perplexity, if it is WikiText."""
+    """Return the scores of a text with its word perplexity, if it is WikiText; None where too large for a record."""
     if wikitext is None:
         return scores
-    return replace(scores, word_perplexity=wikitext.word_perplexity(runtime), words=wikitext.words)
+    nats, sizes = wikitext.page_nats(runtime), wikitext.page_words
+    words, mean = sum(sizes), math.fsum(nats) / sum(sizes)
+    perplexity = math.exp(mean) if mean <= MAX_NATS else None
+    return replace(scores, word_perplexity=perplexity, words=words, page_nats=nats, page_words=sizes)
 
 
 def read_wikitext(

@@ -1,8 +1,7 @@
 """Evaluations: perplexity, tasks and recall of a model, alone, beside a baseline, or at every cut of a sweep."""
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
@@ -10,6 +9,7 @@ from slimstate.records.base import Record
 from slimstate.records.numbers import HUGE, NO_DIFFERENCE, dims_text, is_none, percent, plural, with_error
 from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
+from slimstate.records.standard_errors import ratio_residuals, residual_error
 
 
 class RecallPoint(Value):
@@ -68,6 +68,7 @@ class Measure(Value):
     value: float | None
     more_is_better: bool | None
     error: float | None = None
+    residuals: tuple[float, ...] = ()  # by how much each window or page of a text moves the value
 
     @property
     def text(self) -> str:
@@ -112,6 +113,9 @@ class LmEval(Value):
         )  # fmt: skip
 
 
+PER_WORD = "word perplexity"
+
+
 class Result(Model, TextScores):
     """The measurements of one model."""
 
@@ -142,14 +146,20 @@ class Result(Model, TextScores):
 
     def measures(self) -> Iterator[Measure]:
         """Yield every number that can be compared with that of another model."""
-        nats, relative = self.nats_per_token, None
-        if nats is not None and self.nats_error is not None:  # the relative error of nats is the same in any unit
-            relative = self.nats_error / max(nats, 1e-9)
-        for name in ("perplexity", "word perplexity", "bits per byte"):
-            if (value := getattr(self, name.replace(" ", "_"))) is not None:
-                slope = value * math.log(value) if name.endswith("perplexity") else value
-                error = None if relative is None else abs(slope) * relative
-                yield Measure(group="text", name=name, label=name, value=value, more_is_better=False, error=error)
+        windows = ratio_residuals(self.window_nats, [1] * len(self.window_nats)), self.nats_error
+        pages = self.page_residuals, residual_error(self.page_residuals)
+        bits, nats = self.bits_per_byte, max(self.nats_per_token or 0.0, 1e-9)
+        for name, value, slope, (residuals, error) in (
+            ("perplexity", self.perplexity, self.perplexity, windows),
+            (PER_WORD, self.word_perplexity, self.word_perplexity, pages),
+            ("bits per byte", bits, (bits or 0.0) / nats, windows),
+        ):
+            if value is not None and slope is not None:
+                yield Measure(
+                    group="text", name=name, label=name, value=value, more_is_better=False,
+                    error=None if error is None else abs(slope) * error,
+                    residuals=tuple(slope * residual for residual in residuals),
+                )  # fmt: skip
         for scores in (self.associative_recall, self.lm_eval):
             yield from () if scores is None else scores.measures()
 
@@ -162,12 +172,15 @@ class MeasurePair(Value):
     baseline: float | None = None
     share: float | None = None
     error: float | None = None  # standard error of the difference
+    share_error: float | None = None
 
     @property
     def share_text(self) -> str:
-        """The share, and that there is no difference where it is within two standard errors."""
-        same = is_none((self.model or 0.0) - (self.baseline or 0.0), self.error)
-        return f"{percent(self.share, 1)}{NO_DIFFERENCE if same else ''}"
+        """The share with its standard error, and that there is no difference where it is within two of 100%."""
+        if (error := self.share_error) is None:  # of no share, or of an old record
+            same = is_none((self.model or 0.0) - (self.baseline or 0.0), self.error)
+            return f"{percent(self.share, 1)}{NO_DIFFERENCE if same else ''}"
+        return with_error(percent(self.share, 1), 100 * error) + NO_DIFFERENCE * is_none(1 - (self.share or 0.0), error)
 
 
 class EvaluationRecord(Record, Result, Origin):
@@ -177,6 +190,12 @@ class EvaluationRecord(Record, Result, Origin):
     baseline: Result | None = None
     compared: tuple[MeasurePair, ...] = ()
     out: str | None = field(default=None, metadata=IN_MEMORY, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.page_nats:  # errors that old records have are of windows, which are other text than pages
+            pairs = (replace(pair, error=None) if pair.measure == PER_WORD else pair for pair in self.compared)
+            object.__setattr__(self, "compared", tuple(pairs))
 
     def headline(self) -> str:
         beside = "" if self.baseline is None else f", beside {self.baseline.name}"
@@ -195,7 +214,7 @@ class EvaluationRecord(Record, Result, Origin):
 
     def comparison(self, *, main: bool = False) -> Iterator[tuple[str, str, str, str]]:
         """Yield each number of both models as text, with the share kept; `main`: perplexity and mean recall alone."""
-        units = ["perplexity", "bits per byte"] if self.word_perplexity is None else ["word perplexity"]
+        units = ["perplexity", "bits per byte"] if self.word_perplexity is None else [PER_WORD]
         texts = [{item.name: item.text for item in each.measures()} for each in (self, self.baseline) if each]
         for pair in self.compared:
             if not main or pair.measure in (*units, "associative recall"):

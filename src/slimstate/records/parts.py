@@ -7,6 +7,7 @@ from typing import Any
 from slimstate.core.stock_class import StockClass
 from slimstate.records.provenance import command_line
 from slimstate.records.schema import Count, Positive, Value, Whole
+from slimstate.records.standard_errors import ratio_residuals
 
 
 class Cut(Value):
@@ -107,6 +108,13 @@ class TextScores(TextSizes):
 
     word_perplexity: Positive | None = None
     bits_per_byte: float | None = None
+    page_nats: tuple[float, ...] = ()  # of each page of WikiText
+    page_words: tuple[Whole, ...] = ()
+
+    @property
+    def page_residuals(self) -> tuple[float, ...]:
+        """By how much each page moves ln(word perplexity)."""
+        return ratio_residuals(self.page_nats, self.page_words)
 
 
 class Model(Value):

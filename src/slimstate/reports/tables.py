@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slimstate.records.evaluation import UNCUT, UNINFORMED, Row, SweepRecord, Uncut
 from slimstate.records.numbers import UNKNOWN, fixed, magnitude, perplexity
+from slimstate.records.standard_errors import residual_error
 from slimstate.system.atomic import write_text
 from slimstate.system.value import Value
 
@@ -108,11 +109,16 @@ class Grid(Value):
 
 def grid_caption(sweep: SweepRecord) -> str:
     """Return the unit of the perplexities, their standard error and the text they were measured on."""
-    largest = max((row.nats_error for row in sweep.rows if row.nats_error is not None), default=None)
+    is_per_token, uncut = perplexity_metric(sweep) is PER_TOKEN, sweep.uncut
+    errors = [
+        row.nats_error if is_per_token else residual_error(row.page_residuals, uncut.page_residuals)
+        for row in sweep.rows
+    ]
+    largest = max((error for error in errors if error is not None), default=None)
     error = "" if largest is None else f" Standard error of a ratio to the baseline: at most {100 * largest:.2g} %."
-    if perplexity_metric(sweep) is PER_TOKEN:
+    if is_per_token:
         return f"Perplexity is per token, not per word as in the WikiText columns of the paper.{error}"
-    counts, text = sweep.uncut.counts, None if sweep.settings.text is None else sweep.settings.text.data
+    counts, text = uncut.counts, None if sweep.settings.text is None else sweep.settings.text.data
     source = f": {counts}{f' of {text}' if text else ''}" if counts else ""
     return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{source}.{error}"
 

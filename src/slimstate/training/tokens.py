@@ -15,10 +15,11 @@ from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.sources import is_same_text
 from slimstate.evaluation.associative_recall import associative_recall, recall_tokens
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, standard_error, window_nats
-from slimstate.evaluation.wikitext import WikiText, read_wikitext
+from slimstate.evaluation.wikitext import WikiText, add_words, read_wikitext
 from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.records.numbers import plural
+from slimstate.records.parts import TextScores
 from slimstate.records.training import Measurements, Nats
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
@@ -57,7 +58,7 @@ class Tokens(Value):
         """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
         values, size, before = nats.by_name(), self.size, windows["before"]
         least = {name: max(MIN_GAP, 2 * (standard_error(before, each) or 0.0)) for name, each in windows.items()}
-        words = None if self.wikitext is None else self.wikitext.words
+        words = None if self.wikitext is None else sum(self.wikitext.page_words)
         return Measurements(
             text=self.measured_on, tokens=size.tokens, words=words, bytes=size.bytes, nats=nats,
             perplexity={name: perplexity_of(value) for name, value in values.items()},
@@ -92,7 +93,7 @@ def measure(
             result = associative_recall(runtime, tokens.held_out, reporter=reporter)
             recall[stage] = (result.mean or 0.0, result.stderr or 0.0)
         if tokens.wikitext is not None:
-            words[stage] = tokens.wikitext.word_perplexity(runtime)
+            words[stage] = add_words(TextScores(), tokens.wikitext, runtime).word_perplexity
         label = "the uncut model" if stage == "uncut" else stage
         windows[stage] = window_nats(runtime, tokens.held_out, reporter, f"measuring {label}")
 
