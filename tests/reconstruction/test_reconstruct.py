@@ -99,12 +99,6 @@ def test_channels_are_chosen_cut_and_reconstructed_in_one_walk(name, folders, te
     assert "## Reconstructed" in (out / "README.md").read_text()
 
 
-def test_without_an_output_folder_channels_are_chosen_and_nothing_is_trained(folders, text_file):
-    record = slimstate.prune(folders["delta_net-plain"], key_dim=8, data=text_file, **SHORT, reconstruct=QUICK)
-    assert record.plan.key_dim == 8
-    assert (record.out, record.reconstruction) == (None, None)
-
-
 def test_layers_that_do_not_improve_keep_the_weights_of_the_cut(cut, text_file, tmp_path, monkeypatch):
     """Without any step, and with steps up the gradient."""
     monkeypatch.setattr(fit, "_rate", lambda number, steps: -1.0)
