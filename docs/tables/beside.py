@@ -302,6 +302,19 @@ def _whole_2048() -> str:
     return f"{table(WHOLE, _whole(SHORT, ALL_TIMED, 'forward'))}\n\nRecords: {_links(SHORT)}."
 
 
+def _largest_difference_of_speedups() -> float:
+    """Return the largest difference of a speedup of a prefill from the paper's, over its four models."""
+    rows = _whole(_names("bench-model-[dg]*"), PAPER_MODELS, "prefill")
+    return max(abs(row["ours"] - row["paper"]) for row in rows if "ours" in row)
+
+
+def _below_uncut(method: str, removed: str) -> int:
+    """Return on how many models of the paper a cut has a lower WikiText perplexity after fine-tuning than uncut."""
+    rows, place = PAPER["zero_shot"], PAPER["zero_shot"]["columns"].index("wikitext")
+    numbers = [rows[model] for model in PAPER_MODELS.values()]
+    return sum(each["after"][method][removed][place] < each["uncut"][place] for each in numbers)
+
+
 FIGURES = record("figures")["models"]
 CUT = ("uncut", *METHODS, "drrqr-corrected")
 
@@ -430,4 +443,8 @@ NUMBERS = {
     "special-tokens-difference": f"{_largest_difference_of_special_tokens():.3f}",
     "decayed-uncut": large(record("released-optimizer")["corrected"]["uncut"]["word_perplexity"]),
     "delta-uncut": large(UNCUT["DeltaNet 30M"]),
+    "decayed-steps": f"{record('released-optimizer')['training']['config']['steps']:,}",
+    "beside-below": str(_below_uncut("drrqr", "50")),
+    "beside-prefill": f"{_largest_difference_of_speedups():.2f}",
+    "likeness-largest": f"{max(max(model['likeness_largest'].values()) for model in FIGURES.values()):.2f}",
 }
