@@ -315,7 +315,7 @@ def test_a_model_card_shows_names_as_text(model):
 
 
 def test_plain_names_are_left_as_they_are():
-    sentence = "norm_eps times 2: compensates it, so that cutting equals zeroing"
+    sentence = "norm_eps times 2 compensates it, so that cutting equals zeroing"
     for text in ("models/delta_net-1.3b", "a cut (0.5)", sentence):
         assert prose(text) == text
         assert code(text) == f"`{text}`"
