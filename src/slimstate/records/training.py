@@ -73,12 +73,12 @@ class Measurements(TextSizes):
         count = plural(self.tokens, "held-out token")
         return f"{count} are too few to compare models" if self.tokens < MIN_EVAL_TOKENS else ""
 
-    def difference(self, stage: str, other: str) -> tuple[float, float | None]:
+    def difference(self, stage: str, other: str) -> tuple[float | None, float | None]:
         """Return the nats per token of one stage over those of another, and the standard error over windows."""
         nats, windows = self.nats.by_name(), [self.window_nats.get(name, ()) for name in (stage, other)]
         is_known = len(windows[0]) == len(windows[1]) > 1
         error = statistics.stdev(map(operator.sub, *windows)) / math.sqrt(len(windows[0])) if is_known else None
-        return nats[stage] - nats[other], error
+        return (nats[stage] - nats[other], error) if {stage, other} <= nats.keys() else (None, None)
 
     def difference_text(self, goal: str) -> str:
         """Return the nats per token after the training over those of the uncut model or the control."""
@@ -89,8 +89,8 @@ class Measurements(TextSizes):
 
         The gap and its change must be more than two standard errors, which old records do not have.
         """
-        share = self.closed.get(goal)
-        if share is None or not 0 < share <= 1 or is_none(*self.difference("before", goal)):
+        share, (gap, error) = self.closed.get(goal), self.difference("before", goal)
+        if share is None or gap is None or not 0 < share <= 1 or is_none(gap, error):
             return None
         if self.gain_error is None:
             return None if self.window_nats else share
