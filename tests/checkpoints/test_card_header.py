@@ -6,7 +6,7 @@ from huggingface_hub.utils import validate_repo_id
 
 import slimstate
 import tiny
-from slimstate.checkpoints.card_header import header_of, public_name, with_original
+from slimstate.checkpoints.card_header import header_of, public_name, public_path, with_original
 
 NAME = "delta_net-plain"
 OURS = "---\nlibrary_name: transformers\ntags:\n- slimstate\n---\n# A model\n"
@@ -47,6 +47,8 @@ def test_places_of_this_machine_become_names(tmp_path, monkeypatch):
     told = {"/home/me/model": "model", "demo/model": "model", "some/model": "some/model", "text.txt": "text.txt",
             "some/data:config:train": "some/data:config:train", "../x/y.jsonl": "y.jsonl"}  # fmt: skip
     assert {given: public_name(given) for given in told} == told
+    in_commands = {**told, "demo/model": "demo/model", "~/model": "model"}
+    assert {given: public_path(given) for given in in_commands} == in_commands
 
 
 def test_cards_of_a_cut_and_its_reconstruction_are_fit_for_the_hub(tmp_path, text_file):

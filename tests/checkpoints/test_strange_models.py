@@ -288,6 +288,10 @@ def test_a_large_norm_epsilon_is_said_and_a_larger_one_refused(folders, tmp_path
     assert "not exact, because the other norms share an epsilon that is now 0.0006" in cut(model, None).correction
     change_json(model / "config.json", lambda data: data.update(norm_eps=1e-5))
     assert cut(model, None).correction.endswith("so that cutting equals zeroing")
+    assert "norm_eps times 3 compensates" in cut(model, None).correction
+    slimstate.prune(model, tmp_path / "card", method="l1", key_dim=8, progress=False)
+    assert "Correction: norm_eps times 3 compensates" in (tmp_path / "card" / "README.md").read_text()
+    assert "linear layers, 2 key heads" in slimstate.inspect(model).headline()
 
 
 def test_values_that_fail_only_when_a_model_runs_are_refused(folders, tmp_path):
@@ -315,7 +319,7 @@ def test_a_model_card_shows_names_as_text(model):
 
 
 def test_plain_names_are_left_as_they_are():
-    sentence = "norm_eps times 2: compensates it, so that cutting equals zeroing"
+    sentence = "norm_eps times 2 compensates it, so that cutting equals zeroing"
     for text in ("models/delta_net-1.3b", "a cut (0.5)", sentence):
         assert prose(text) == text
         assert code(text) == f"`{text}`"

@@ -76,6 +76,13 @@ def test_a_rate_that_is_hardly_better_than_that_of_the_width_is_not_chosen_but_i
     errors = layers.train(0)
     assert [steps for _, _, steps in layers.runs] == [500, 500, 500], "with many layers a trial is a whole training"
     assert (errors.chosen_rate, errors.learning_rate, layers.weights) == (2e-3, 5e-4, 5e-4)
+    own, others = errors.rates.split("; ")
+    assert own.startswith("learning rate 0.0005 was best at layer 0 of 0.002 (")
+    assert "0.002" in others
+    assert "2% better" in others
+    useless = replace(errors, learning_rate=None, step=0)
+    assert useless.rates.startswith("no learning rate helped at layer 0 of 0.002 (")
+    assert useless.rates.endswith("other layers of its kind start with 0.002")
 
 
 def test_a_rate_at_which_the_error_rises_before_the_end_is_lowered_for_all_layers(monkeypatch):

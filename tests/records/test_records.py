@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import slimstate
 from places import ROOT, TESTS
 from slimstate.benchmark.tables import as_markdown
+from slimstate.checkpoints.model_card import render
 from slimstate.core.file_names import PLAN
 from slimstate.records.benchmark import CalibrationRecord, DecodeRecord, MixerRecord, ModelRecord
 from slimstate.records.folder import check_drawings, check_record, read_records
@@ -20,7 +22,7 @@ from slimstate.records.numbers import brief, fixed, magnitude, mebibytes
 from slimstate.records.parts import Origin
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.training import RecoveryRecord, TrainingRecord
+from slimstate.records.training import Measurements, Nats, RecoveryRecord, TrainingRecord
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.json_files import plain, write_json
 
@@ -34,6 +36,34 @@ def test_numbers_are_readable():
     assert [brief(x) for x in (None, 5.44, 103.2, 65580.0, 2.1e6, 3e15)] == ["∞", "5.4", "103", "66k", "2M", "3e15"]
     assert [fixed(x, 1) for x in (None, -1.3, -0.01, 1234.5)] == ["–", "−1.3", "0.0", "1,234.5"]
     assert [mebibytes(x) for x in (2**17, 2**20, 3 * 2**30)] == ["0.125", "1.00", "3,072.00"]
+
+
+CLEAR, ONE = ({name: tuple(values) for name, values in windows.items()} for windows in (
+    {"before": (4.4, 4.6), "after": (4.11, 4.29), "uncut": (3.95, 4.05)},
+    {"before": (4.5,), "after": (4.2,), "uncut": (4.0,)},
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "share"), [
+    ({}, 0.6), ({"tokens": 128}, 0.6), ({"closed": {"uncut": 4.6}}, None), ({"closed": {"uncut": -0.2}}, None),
+    ({"closed": {"uncut": None}}, None), ({"window_nats": ONE}, None), ({"window_nats": CLEAR}, None),
+    ({"window_nats": CLEAR, "gain_error": 0.01}, 0.6), ({"window_nats": CLEAR, "gain_error": 0.2}, None),
+    ({"window_nats": {**CLEAR, "uncut": (3.0, 5.0)}, "gain_error": 0.01}, None),
+])  # fmt: skip
+def test_a_share_of_a_gap_is_claimed_only_where_it_was_measured_well(changes, share):
+    """On the terminal, on the card and in the headline; elsewhere they have nats with their standard error."""
+    facts = {"tokens": 20_000, "nats": Nats(before=4.5, after=4.2, uncut=4.0), "closed": {"uncut": 0.6}, **changes}
+    measured = Measurements(**facts)
+    assert measured.closed_share("uncut") == share
+    (line,) = measured.gaps({"uncut": "the uncut model"})
+    names = {"before": "before", "after": "after", "uncut": "the uncut model"}
+    card = render("measured.md", measured=measured, measured_on="a text", titles=names)
+    assert ("60%" in line) == ("60%" in card) == (share is not None)
+    assert ("+0.200" in line) == ("+0.200" in card) == (share is None)
+    assert ("±" in line) == (share is None and len(measured.window_nats.get("uncut", ())) > 1)
+    assert ("128 held-out tokens are too few" in card) == (measured.tokens == 128)
+    record = replace(RecoveryRecord.read(EXAMPLES / "recovery.json"), measured=measured)
+    assert ("60%" in record.headline()) == (share is not None)
 
 
 def test_what_is_written_is_strict_json_and_reads_back(tmp_path):

@@ -53,7 +53,10 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
     line = f"control: the uncut model is trained on the text alone, into {control.out}; then it teaches"
     assert line in listener.lines
     assert (record.control_teaches, control.control_teaches, taught.control_teaches) == (True, False, False)
-    assert "of the gap to the uncut model fine-tuned on the text alone, which taught." in card
+    titles = {"uncut": "the uncut model", "control": "the uncut model fine-tuned on the text alone, which taught"}
+    lines = list(record.measured.gaps(titles))
+    assert len(lines) == 2
+    assert all(f"\n{line[0].upper()}{line[1:]}.\n" in card for line in lines)
     assert "with the same fine-tuning" not in card
     assert (control.teacher, record.teacher.fingerprint) == (None, taught.teacher.fingerprint)
     check_same(tmp_path / "out-control", tmp_path / "tuned")

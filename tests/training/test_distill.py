@@ -79,6 +79,17 @@ def test_a_distillation_is_used_where_it_helps(helps, prune, distilled, tmp_path
     mixers = tuple(f"{mixer.place_in_files}." for mixer in Checkpoint.open(out).mixers)
     assert bool(changed) == (out / RecoveryRecord.FILE).exists() == helps
     assert all(name.startswith(mixers) for name in changed)
+    card, command = (out / "README.md").read_text(), record.reconstruction.command
+    headings = [line for line in card.splitlines() if line.startswith(("# ", "## "))]
+    assert headings[0] == f"# {out.name}: key dim 8 instead of 24"
+    assert headings[-2:] == ["## Reconstructed", "## Distilled"]
+    assert "| key dim per head | 24 | 8 |" in card
+    for layer in record.reconstruction.layers:
+        assert f"| {layer.layer} | {layer.held_out_before:.4f} | {layer.held_out_after:.4f} |" in card
+    assert ("| **this model** |" in card) == ("not taken" not in card) == helps
+    assert f"{distillation.after:.4f}" in card
+    assert "--distill 3" in command
+    assert "--force" not in card
     if helps:
         nats = json.loads((out / RecoveryRecord.FILE).read_text())["measured"]["nats"]["after"]
         assert nats == pytest.approx(distillation.after)

@@ -156,7 +156,10 @@ def test_results_are_measured_beside_the_uncut_model_by_evaluate(folders, text_f
         assert all(f"| {name} | {before} | {after} | {share} |" in card for name, after, before, share in rows)
         assert out == better or all(line in printed for line in written.summary())
     assert record.evaluation == replace(written, out=record.evaluation.out)
-    assert card.count("| | uncut | reconstructed | share kept |") == 2, "before this reconstruction, and after it"
+    for out in (slim, better):  # before this reconstruction, and after it
+        assert card.count(f"| | uncut | {out.name} | share kept |") == card.count(f"## Measured: {out.name}\n") == 1
+    assert (f"\n# {better.name}: " in card, f"# {slim.name}: " in card) == (True, False)
+    assert card.count(f'from_pretrained("{better.name}")') == card.count("from_pretrained(") > 0
     slimstate.prune(better, tmp_path / "again", method="l1", key_dim=4, progress=False)
     assert read_records(tmp_path).counts()["evaluation"] == 2, "the cut of a measured model has no copy"
 

@@ -24,6 +24,13 @@ def public_name(source: object) -> str:
     return text if on_hub or "/" not in text else text.rstrip("/").rpartition("/")[2]
 
 
+def public_path(source: object) -> str:
+    """Return a path for a command on a card: a relative one as it was given, or else its public name."""
+    text = str(source)
+    is_below = not Path(text).is_absolute() and not {"~", ".."} & {part[:2].rstrip("/") for part in Path(text).parts}
+    return text if is_below else public_name(text)
+
+
 def with_original(card: str, folder: Path) -> str:
     """Return the card with the licence, language, tags and base model of the original in `folder`."""
     header = header_of(card)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from slimstate.checkpoints.card_header import HUB_ID, public_name
+from slimstate.checkpoints.card_header import HUB_ID, public_name, public_path
 from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
@@ -21,6 +21,10 @@ from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 
+TITLE, LOADED = (
+    re.compile(r"^# .*?(?=: (?:key|value) dim |: fine-tuned|$)", re.M),
+    re.compile(r'from_pretrained\("[^\n]*"\)'),
+)
 MARKUP = re.compile(r"[\\`*\[\]<>]|(?<!\w)_|_(?!\w)")
 STAGES = {
     "before": "before the fine-tuning",
@@ -35,7 +39,7 @@ CONTROL_TEACHES = "the uncut model fine-tuned on the text alone, which taught"
 def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str, Any]]) -> str:
     """Return the card of a cut; `history` are the cuts before this one."""
     source = plan.model.source
-    command = command_line(run_config("prune", {"model": public_name(source)}, {"apply": PLAN, "out": "DIR"}))
+    command = command_line(run_config("prune", {"model": public_path(source)}, {"apply": PLAN, "out": "DIR"}))
     model = _describe(name, plan.model_type, source)
     facts = {"plan": plan, "record": record, "history": history, "when": " before", "untrained": UNTRAINED}
     return render("cut.md", **model, **facts, command=command)
@@ -60,6 +64,20 @@ def with_reconstruction(card: str, record: ReconstructionRecord) -> str:
     """Return the card of a cut with a last section about its reconstruction, and no claim that nothing was trained."""
     section = render("reconstruction.md", record=record)
     return card.replace(UNTRAINED, "Then each cut layer was trained, as described under Reconstructed.") + section
+
+
+def with_distillation(card: str, record: ReconstructionRecord, recovery: RecoveryRecord, command: str | None) -> str:
+    """Return the card of a reconstruction, whose `command` becomes that of both, with a section on the distillation."""
+    facts, titles = _describe_training(recovery), {**STAGES, "before": "before the distillation"}
+    section = render("distillation.md", result=record.distillation, titles=titles, **facts)
+    card = card.replace(fenced(_public_command(command)), fenced(_public_command(record.command)))
+    return card if section in card else card + section
+
+
+def renamed(card: str, name: str) -> str:
+    """Return a card whose title and code name another folder."""
+    card = TITLE.sub(lambda _: f"# {prose(name)}", card, count=1)
+    return LOADED.sub(lambda _: f"from_pretrained({_literal(name)})", card)
 
 
 def with_evaluation(card: str, record: EvaluationRecord) -> str:
@@ -94,10 +112,15 @@ def _describe(name: str, model_type: str, source: str | None = None) -> dict[str
     """Return what every card needs: the model's name, how it is loaded, and its base model if that is on the hub."""
     on_hub = source is not None and HUB_ID.fullmatch(source) and public_name(source) == source
     return {
-        "name": name, "literal": json.dumps(name, ensure_ascii=not name.isprintable()), "model_type": model_type,
+        "name": name, "literal": _literal(name), "model_type": model_type,
         "base_model": source if on_hub else None, "loader": loader_of(model_type),
         "library": FAMILIES[model_type].library,
     }  # fmt: skip
+
+
+def _literal(name: str) -> str:
+    """Return a name as a string of Python, one that can be printed."""
+    return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
 def _describe_training(record: TrainingRecord | RecoveryRecord) -> dict[str, Any]:
@@ -108,7 +131,7 @@ def _describe_training(record: TrainingRecord | RecoveryRecord) -> dict[str, Any
 
 def _public_command(command: str | None) -> str:
     """Return a command without paths of this machine."""
-    return shlex.join(word if word.startswith("-") else public_name(word) for word in shlex.split(command or ""))
+    return shlex.join(word if word.startswith("-") else public_path(word) for word in shlex.split(command or ""))
 
 
 def plain_line(value: object) -> str:

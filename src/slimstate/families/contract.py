@@ -46,20 +46,20 @@ class Correction(Value):
         if not self.possible:
             return self.why
         if not corrected:
-            return "not corrected: the cut zeroes the channels and uses the query scale of the new key dim"
+            return "not corrected; the cut zeroes the channels and uses the query scale of the new key dim"
         meaning = "" if rotated else ", so that cutting equals zeroing"
         if self.folded:
-            return f"query weights times {(key_dim / width) ** 0.5:.4g}: {self.why}{meaning}"
+            return f"query weights times {(key_dim / width) ** 0.5:.4g} {self.why}{meaning}"
         if epsilon is not None and epsilon > EXACT_EPSILON:
             meaning = f"; not exact, because the other norms share an epsilon that is now {epsilon:.2g}"
-        return f"{self.epsilon} times {width / key_dim:.4g}: {self.why}{meaning}"
+        return f"{self.epsilon} times {width / key_dim:.4g} {self.why}{meaning}"
 
 
 NORM_EPS, RMS_NORM_EPS = (
     Correction(epsilon=name, why="compensates the new query scale") for name in ("norm_eps", "rms_norm_eps")
 )
-FOLDED = Correction(folded=True, why="compensates the new query scale exactly")
-NOT_NEEDED = Correction(why="these layers do not scale queries: cutting equals zeroing bit for bit")
+FOLDED = Correction(folded=True, why="compensate the new query scale exactly")
+NOT_NEEDED = Correction(why="these layers do not scale queries, so that cutting equals zeroing bit for bit")
 
 
 class Sizes(Value):

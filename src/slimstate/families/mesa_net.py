@@ -8,7 +8,7 @@ from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Correction, Sizes
 from slimstate.families.fla_layout import FlaFamily, Layer
 
-UNSCALED = Correction(why="these layers do not scale queries: cutting equals zeroing")
+UNSCALED = Correction(why="these layers do not scale queries, so that cutting equals zeroing")
 
 
 def layer(config: Config, sizes: Sizes) -> Layer:

@@ -8,8 +8,8 @@ from slimstate.families.contract import Config, Correction, Sizes, filter_axis
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, layer_types
 
 HARD_CODED = Correction(
-    why="cannot be corrected: the epsilon of the norm after the state is fixed in the stock class (1e-5), so the cut"
-    " zeroes the channels and uses the query scale of the new key dim"
+    why="cannot be corrected, because the epsilon of the norm after the state is fixed in the stock class (1e-5); the"
+    " cut zeroes the channels and uses the query scale of the new key dim"
 )
 
 

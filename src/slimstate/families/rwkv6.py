@@ -8,7 +8,7 @@ from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Correction, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer
 
-UNSCALED = Correction(why="these layers do not scale queries, whatever the key dim: cutting equals zeroing")
+UNSCALED = Correction(why="these layers do not scale queries, whatever the key dim, so that cutting equals zeroing")
 DECAY = "w_proj.linear.lora.2"
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.records.parts import ReconstructionSettings
-from slimstate.records.training import OVERFIT, LayerErrors, RateTrial
+from slimstate.records.training import MARGIN, OVERFIT, LayerErrors, RateTrial
 from slimstate.system.progress import Reporter
 
 RATE, WIDTH = 2e-3, 512  # the best rate for layers of this width
@@ -21,7 +21,6 @@ FACTOR, SMALL_FACTOR = 4, 2  # between two rates of a trial, and to one that is 
 RATES = 3  # in a trial
 MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
-MARGIN = 0.02  # by which the error of another rate must be lower than that of the first
 MIN_GAIN = 0.05  # by which the error of a whole training must be lower than that of the trial
 RETRIES = 2  # at lower rates
 NEGLIGIBLE = 1e-6  # error of a cut that training need not improve
@@ -81,9 +80,11 @@ class Rates:
             attempts.add(rate * FACTOR, short)
         if is_first:
             self.chosen[kind] = rate = attempts.best_rate(steps, rate)
-            self.reporter.say(f"learning rate {rate:g} of {', '.join(map(str, attempts.trials))}")
         task.load(attempts.weights)
-        return replace(attempts.best, trial=attempts.trials if is_first else (), chosen_rate=rate)
+        errors = replace(attempts.best, trial=attempts.trials if is_first else (), chosen_rate=rate)
+        if is_first:
+            self.reporter.say(errors.rates)
+        return errors
 
     def _try_rates(self, attempts: "Attempts", layer: int) -> float:
         """Return the best rate after a few steps."""

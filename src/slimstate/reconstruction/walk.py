@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slimstate.checkpoints.model_card import renamed
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import DTYPES, Change, Replacement, StoredTensor
 from slimstate.checkpoints.writer import CARD
@@ -87,7 +88,7 @@ class StoredCut:
     def documents(self, record: ReconstructionRecord) -> dict[str, str]:
         """Return the texts that lie beside the weights, the model card among them."""
         path = self.checkpoint.folder / CARD
-        return {CARD: path.read_text(encoding="utf-8") if path.is_file() else ""}
+        return {CARD: renamed(path.read_text(encoding="utf-8"), record.name) if path.is_file() else ""}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,8 +149,8 @@ class InspectionRecord(Record):
     def headline(self) -> str:
         parameters = "" if self.parameters is None else f", {self.parameters:,} parameters"
         softmax = f", {plural(self.softmax_layers, 'softmax layer')} left alone" if self.softmax_layers else ""
-        shared = f" ({plural(self.value_heads, 'value head')})" if self.value_heads != self.heads else ""
-        dims = f"{plural(self.heads, 'head')}{shared}, key dim {self.key_dim}, value dim {self.value_dim}"
+        value_heads = f" and {plural(self.value_heads, 'value head')}" if self.value_heads != self.heads else ""
+        dims = f"{plural(self.heads, 'key head')}{value_heads}, key dim {self.key_dim}, value dim {self.value_dim}"
         fp32, bf16 = (format_mib(self.state_bytes[dtype]) for dtype in ("fp32", "bf16"))
         lines = [
             f"{self.model}: {self.model_type}{parameters}",

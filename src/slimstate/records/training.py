@@ -1,6 +1,9 @@
 """Trainings: the recovery of a cut model, a pre-training, and the reconstruction of cut layers."""
 
 import json
+import math
+import operator
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, ClassVar
@@ -8,11 +11,13 @@ from typing import Any, ClassVar
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord
-from slimstate.records.numbers import fixed, plural, signed, with_error
+from slimstate.records.numbers import fixed, is_none, plural, signed, with_error
 from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextSizes
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
+
+MIN_EVAL_TOKENS = 8192  # fewer do not compare models
 
 
 class Teacher(Value):
@@ -61,6 +66,42 @@ class Measurements(TextSizes):
     def gain(self) -> str:
         """What the training changed, in nats per token."""
         return signed(self.nats.after - self.nats.before, self.gain_error, " nats per token")
+
+    @property
+    def caution(self) -> str:
+        """A sentence on too few tokens, or nothing."""
+        count = plural(self.tokens, "held-out token")
+        return f"{count} are too few to compare models" if self.tokens < MIN_EVAL_TOKENS else ""
+
+    def difference(self, stage: str, other: str) -> tuple[float | None, float | None]:
+        """Return the nats per token of one stage over those of another, and the standard error over windows."""
+        nats, windows = self.nats.by_name(), [self.window_nats.get(name, ()) for name in (stage, other)]
+        is_known = len(windows[0]) == len(windows[1]) > 1
+        error = statistics.stdev(map(operator.sub, *windows)) / math.sqrt(len(windows[0])) if is_known else None
+        return (nats[stage] - nats[other], error) if {stage, other} <= nats.keys() else (None, None)
+
+    def difference_text(self, goal: str) -> str:
+        """Return the nats per token after the training over those of the uncut model or the control."""
+        return signed(*self.difference("after", goal), " nats per token")
+
+    def closed_share(self, goal: str) -> float | None:
+        """Return the share of a gap that was closed, or None where it is none or more than all, or not measured well.
+
+        The gap and its change must be more than two standard errors, which old records do not have.
+        """
+        share, (gap, error) = self.closed.get(goal), self.difference("before", goal)
+        if share is None or gap is None or not 0 < share <= 1 or is_none(gap, error):
+            return None
+        if self.gain_error is None:
+            return None if self.window_nats else share
+        return None if is_none(self.nats.after - self.nats.before, self.gain_error) else share
+
+    def gaps(self, titles: Mapping[str, str]) -> Iterator[str]:
+        """Yield the share of each gap that was closed; where that cannot be said, the nats per token that remain."""
+        for goal in self.closed:
+            share = self.closed_share(goal)
+            closed = None if share is None else f"it closed {share:.0%} of the gap to {titles[goal]}"
+            yield closed or f"beside {titles[goal]} it is at {self.difference_text(goal)}"
 
 
 class LogEntry(Value):
@@ -157,8 +198,8 @@ class TrainingRunRecord(ModelFolderRecord):
     log: tuple[LogEntry, ...] = ()
 
     def headline(self) -> str:
-        shares = self.measured.closed.items()
-        closed = "".join(f"; {share:.0%} of the gap to {name} closed" for name, share in shares if share is not None)
+        shares = {name: self.measured.closed_share(name) for name in self.measured.closed}
+        closed = "".join(f"; {share:.0%} of the gap to {name} closed" for name, share in shares.items() if share)
         return f"{self.name}: {self.tokens:,} tokens, {self.measured.gain}{closed}"
 
     def table(self) -> list[dict[str, object]]:
@@ -191,6 +232,7 @@ class TrainingRecord(TrainingRunRecord):
     shared_filters: str | None = None
 
 
+MARGIN = 0.02  # by which the error at another learning rate must be lower than at the first one to replace it
 OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
 
 
@@ -223,6 +265,14 @@ class LayerErrors(Value):
     @property
     def improved(self) -> bool:
         return bool(self.step) or self.refit
+
+    @property
+    def rates(self) -> str:
+        """The learning rate of the weights, where several were tried, and that of other layers of its kind."""
+        trials, own, other = ", ".join(map(str, self.trial)), self.learning_rate, self.chosen_rate
+        best = "no learning rate helped" if own is None else f"learning rate {own:g} was best"
+        margin = f" (another one must be {MARGIN:.0%} better)" if own not in (None, other) else ""
+        return f"{best} at layer {self.layer} of {trials}; other layers of its kind start with {other:g}{margin}"
 
 
 class DistillationResult(Value):
@@ -272,11 +322,10 @@ class ReconstructionRecord(ModelFolderRecord):
         return f"reconstructed {self.name}: mean error of {plural(len(self.layers), 'layer')} {errors}"
 
     def notes(self) -> Iterator[str]:
-        """Yield the learning rates that were chosen, the layers that did not improve, and whether more text helps."""
+        """Yield the learning rates, the layers that did not improve, and whether more text helps."""
         for layer in self.layers:
             if layer.trial:
-                rates = ", ".join(map(str, layer.trial))
-                yield f"learning rate {layer.chosen_rate:g}, chosen at layer {layer.layer} from {rates}"
+                yield layer.rates
         if self.unimproved:
             count = f"{len(self.unimproved)} of {plural(len(self.layers), 'layer')}"
             yield f"{count} did not improve and keep the weights of the cut: {', '.join(map(str, self.unimproved))}"

@@ -163,6 +163,8 @@ class Adaptation(Value):
 
 def adaptation_of(options: TrainOptions, student: Checkpoint) -> Adaptation:
     """Return what is trained; refuse weights that could not be written back to files like those of the student."""
+    if options.adaptation.keep_adapter and not options.adaptation.has_adapters:
+        raise PlanError("`keep_adapter` needs adapters: give `lora`")
     adaptation = Adaptation.of(student.config, student.mixers, options.adaptation)
     if (name := _not_storable(adaptation, student)) is not None:
         raise PlanError(

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slimstate.checkpoints.model_card import with_distillation
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.writer import check_output
+from slimstate.checkpoints.writer import CARD, check_output
 from slimstate.data.corpus import Corpus
 from slimstate.data.text import Windows
-from slimstate.families.contract import Config
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.options import count_held_out
 from slimstate.records.training import DistillationResult, ReconstructionRecord, RecoveryRecord
@@ -51,7 +51,7 @@ class DistillationJob(Value):
     """Reconstruct a model in a folder of its own and distil it there; the better of both is moved to `out`.
 
     A run that was interrupted continues if `identity` and all settings are the same. `provenance` is the config of the
-    run, `windows` are those of the reconstruction, and `notes` are added to the model card.
+    run, `windows` are those of the reconstruction.
     """
 
     out: Path
@@ -63,7 +63,6 @@ class DistillationJob(Value):
     provenance: Mapping[str, Any]
     run: LoadOptions
     force: bool
-    notes: Callable[[Config], str]
     reporter: Reporter
 
     def finish(self, reconstruct: Callable[[Path], object]) -> ReconstructionRecord:
@@ -91,11 +90,12 @@ class DistillationJob(Value):
 
     def _distil(self, reconstructed: Path, folder: Path) -> ReconstructionRecord:
         student = Checkpoint.open(reconstructed)
-        record = replace(ReconstructionRecord.read(reconstructed / ReconstructionRecord.FILE), config=self.provenance)
+        inner = ReconstructionRecord.read(reconstructed / ReconstructionRecord.FILE)
+        card = (reconstructed / CARD).read_text(encoding="utf-8")
         if folder.is_dir():  # an earlier run got this far
             recovery = RecoveryRecord.read(folder / RecoveryRecord.FILE)
         else:
-            session = self._session(folder)
+            session = self._session(folder, card)
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
             with session.open(lambda: student, fingerprints) as tokens:
                 recovery = session.run_training(Job(student=student, out=folder), tokens)
@@ -103,12 +103,13 @@ class DistillationJob(Value):
         result = DistillationResult(
             steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before
         )
-        record = replace(record, distillation=result, out=str(self.out))
+        record = replace(inner, config=self.provenance, distillation=result, out=str(self.out))
+        documents = {**record.files(), CARD: with_distillation(card, record, recovery, inner.command)}
         self.reporter.say(result.line())
 
         def move() -> None:
             winner = folder if result.taken else reconstructed
-            for name, text in record.files().items():
+            for name, text in documents.items():
                 write_text(winner / name, text)
             write_json(self._folder.path / WINNER, {"inode": winner.stat().st_ino})
             publish(winner, self.out, self.force)
@@ -116,7 +117,7 @@ class DistillationJob(Value):
         distributed.from_main(move)
         return record
 
-    def _session(self, folder: Path) -> Session[RecoveryRecord]:
+    def _session(self, folder: Path, card: str) -> Session[RecoveryRecord]:
         options = RecoverOptions.from_values({
             "steps": self.steps, "length": self.windows.tokens.shape[1], "lr": LEARNING_RATE,
             "min_lr": LEARNING_RATE / 20, "batch_size": self.batch or BATCH[self.run.place.type], "mixers": True,
@@ -127,10 +128,10 @@ class DistillationJob(Value):
         options.check_environment()
         kind = replace(
             RECOVERY_KIND, label="distilling", how_to_continue="the same command continues it",
-            facts=lambda student: {"out": str(self.out)},
+            facts=lambda student: {"out": str(self.out)}, card=lambda *_: card,
         )  # fmt: skip
         return Session(
-            kind=kind, out=folder, options=options, provenance=self.provenance, notes=self.notes,
+            kind=kind, out=folder, options=options, provenance=self.provenance,
             distillation=Distillation.of(self.teacher, options.distillation, options.run),
             read_tokens=self._read_tokens, reporter=self.reporter,
         )  # fmt: skip

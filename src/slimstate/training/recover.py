@@ -100,6 +100,7 @@ def _relevant_settings(settings: JsonObject, *, has_teacher: bool) -> JsonObject
 def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, control: Control | None) -> None:
     """Check the options, the folders and the teacher cache before anything is read or written."""
     session.options.settings()
+    adaptation_of(session.options, student)  # refuses weights that could not be written
     sources, outs, distillation = [student], [session.out], session.distillation
     if control is not None:
         control.check()

@@ -20,14 +20,13 @@ from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.records.numbers import plural
 from slimstate.records.parts import TextScores
-from slimstate.records.training import Measurements, Nats
+from slimstate.records.training import MIN_EVAL_TOKENS, Measurements, Nats
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
 from slimstate.training.options import TrainOptions
 
 MAX_EVAL_LENGTH = 1024  # tokens per window of `eval_text`
-MIN_EVAL_TOKENS = 8192
 MIN_GAP = 0.01  # nats per token; a share of a smaller gap says nothing
 
 

@@ -318,7 +318,7 @@ def _cut_and_distil(source: str | PathLike[str], out: Path, config: PruneConfig,
         out=out, teacher=checkpoint, windows=_reconstruction_windows(checkpoint, config, reporter),
         steps=config.distill, batch=config.reconstruct.batch, identity={"model": checkpoint.fingerprint, **values},
         provenance=run_config("prune", {"model": source, "out": out}, values), run=config.run, force=config.force,
-        notes=serving_lines, reporter=reporter,
+        reporter=reporter,
     )  # fmt: skip
     record = job.finish(cut_into)
     if not records:

@@ -13,7 +13,6 @@ from slimstate.reconstruction.reconstruct import ReconstructionJob, find_uncut_m
 from slimstate.reconstruction.walk import StoredCut
 from slimstate.records.provenance import run_config
 from slimstate.records.training import ReconstructionRecord
-from slimstate.serving.engines import serving_lines
 from slimstate.system.errors import PlanError
 from slimstate.training.distill import DistillationJob
 from slimstate.workflows.evaluate import evaluated
@@ -75,7 +74,7 @@ def reconstruct(
             identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
             return DistillationJob(
                 out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
-                identity=identity, provenance=provenance, run=run, force=config.force, notes=serving_lines,
+                identity=identity, provenance=provenance, run=run, force=config.force,
                 reporter=reporter,
             ).finish(lambda folder: reconstruct_into(folder, True))  # fmt: skip
 

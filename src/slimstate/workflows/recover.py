@@ -97,8 +97,6 @@ def _open(
     student = Checkpoint.open(source)
     student.check_plain("trained")
     is_set, config = config.adaptation.is_set, resolve(config, student)
-    if config.adaptation.keep_adapter and not config.adaptation.has_adapters:
-        raise PlanError("`keep_adapter` needs adapters: give `lora`")
     if config.adaptation.mixers and not is_set:
         inputs.reporter.say("only the mixers are trained: the files store other weights in another form")
     if config.distillation.no_teacher:

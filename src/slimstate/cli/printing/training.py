@@ -75,9 +75,7 @@ def show_training(record: "TrainingRunRecord") -> Printout:
     recall = ["recall"] * bool(measured.recall)
     yield Table(("", "nats per token", "perplexity per token", "per word", "bits per byte", *recall), rows)
     yield f"after the training: {measured.gain}"
-    for goal, share in measured.closed.items():
-        if share is not None:
-            yield f"closed {share:.1%} of the gap to the {'uncut model' if goal == 'uncut' else 'control'}"
+    yield from measured.gaps({"uncut": "the uncut model", "control": "the control"})
     if record.tokens_per_second:
         yield f"{record.tokens:,} tokens at {record.tokens_per_second:,.0f} tokens/s"
 
