@@ -102,7 +102,7 @@ class Rates:
 
     def _train(self, task: Task, layer: int, rate: float, steps: int) -> LayerErrors:
         settings, later = replace(self.settings, steps=steps), sum(other > layer for other in self.kinds)
-        with self.reporter.meter(f"layer {layer}", steps, later * self.settings.steps) as meter:
+        with self.reporter.meter(f"layer {layer} at rate {rate:g}", steps, later * self.settings.steps) as meter:
             return fit(task, settings, layer, rate, lambda step, loss: meter(step, f"error {loss:.4f}"))
 
 

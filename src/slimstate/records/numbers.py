@@ -74,7 +74,7 @@ def caution(tokens: int | None) -> list[str]:
     """Return a line if a text is too short for small differences; else none."""
     if tokens is None or tokens >= ENOUGH_TOKENS:
         return []
-    return [f"{tokens:,} tokens are few, and standard errors uncertain: {ENOUGH_TOKENS:,} show small differences"]
+    return [f"{tokens:,} tokens are few, and make standard errors uncertain, too: measure on {ENOUGH_TOKENS:,} or more"]
 
 
 def plural(count: int, noun: str) -> str:
