@@ -20,7 +20,7 @@ def _ratio(title: str, key_dim: int, epsilon: str, method: str) -> str:
 
 def _cost(title: str, key_dim: int, method: str) -> str:
     published, corrected = (CUTS[title][kind][method, "kq", key_dim] for kind in ("as published", "corrected"))
-    return f"{published['nats_per_token'] - corrected['nats_per_token']:.3f}"
+    return f"{published['word_ratio'] / corrected['word_ratio']:.3f}"
 
 
 def _uncut(name: str, field: str) -> float:
