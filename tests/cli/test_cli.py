@@ -40,7 +40,7 @@ def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path, e
     """The cut runs in a process of its own; its result is measured in this one."""
     out = tmp_path / "cut"
     calibration = ["--data", text_file, "--samples", "4", "--length", "64"]
-    words = [COMMAND, "prune", folders[NAME], "--out", out, "--compression", "0.4", *calibration, "--json"]
+    words = [COMMAND, "prune", folders[NAME], "--out", out, "--compression", "0.4", *calibration, "--json", "-v"]
     shown, said = tmp_path / "shown", tmp_path / "said"
     assert Program(*words, out=shown, err=said).wait() == 0, said.read_text()
     record, err = json.loads(shown.read_text()), said.read_text()

@@ -38,7 +38,7 @@ class Measurement(Value):
         """Load a model and return all its measures, with its states stored as `rounding` says."""
         with self.reporter.waiting("loading the model"):
             runtime = load_with(self.run, checkpoint.folder)
-        self.reporter.say(f"kernels: {runtime.kernels}")
+        self.reporter.detail(f"kernels: {runtime.kernels}")
         mixers, options = checkpoint.mixers, self.options
         scores: dict[str, Any] = {}
         with rounded_states(runtime.model, mixers, rounding):

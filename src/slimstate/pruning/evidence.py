@@ -133,7 +133,7 @@ class EvidenceCollector(Value):
             with reporter.waiting("loading the model"), ExitStack() as stack:
                 stack.callback(_warm_up_linear_algebra(checkpoint.mixers[0].axis, self.run.place, needs))
                 runtime = load_with(self.run, checkpoint.folder)
-            reporter.say(f"kernels: {runtime.kernels}")
+            reporter.detail(f"kernels: {runtime.kernels}")
         self.on_idle()
         tokens, rows = self.windows.tokens, self.calibration.rrqr_rows
         row_mask = None if rows is None else draw_rows(tokens, rows, self.calibration.seed)

@@ -190,7 +190,7 @@ def _measure(
             return study.record(earlier.uncut, earlier.rows, earlier.kernels)
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=config.run.device, dtype=config.run.dtype)
-    reporter.say(f"kernels: {runtime.kernels}")
+    reporter.detail(f"kernels: {runtime.kernels}")
     run = LoadOptions(**vars(config.run))
     collector = EvidenceCollector(
         calibration=calibration, windows=windows, run=run, runtime=runtime, partial=folder / "evidence.partial"
