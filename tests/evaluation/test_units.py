@@ -11,8 +11,9 @@ import slimstate
 import tiny
 from places import ROOT
 from slimstate.core.file_names import PLAN
+from slimstate.core.standard_errors import residual_error, share_error, standard_error
 from slimstate.evaluation.measure import compare
-from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, share_error, standard_error
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
 from slimstate.records.evaluation import (
     AssociativeRecall,
@@ -24,7 +25,6 @@ from slimstate.records.evaluation import (
 )
 from slimstate.records.numbers import signed
 from slimstate.records.schema import MAX_NUMBER
-from slimstate.records.standard_errors import residual_error
 
 NAME = tiny.PLAIN[0]
 TOKENIZER = load_tokenizer(ROOT / "demo" / "model")

@@ -14,8 +14,8 @@ import slimstate
 import tiny
 from recoveries import GATED, NAME, TIED, Listener, check_same, interrupt, losses, record_of, weights_of
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.standard_errors import standard_error
 from slimstate.data.corpus import Corpus, Schedule
-from slimstate.evaluation.perplexity import standard_error
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import load
 from slimstate.records.parts import Text

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slimstate.core.standard_errors import share_error, standard_error
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
-from slimstate.evaluation.perplexity import share_error, standard_error
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import AssociativeRecall, RecallPoint
 from slimstate.system.errors import DataError

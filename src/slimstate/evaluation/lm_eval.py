@@ -23,8 +23,8 @@ from typing import Any
 import numpy
 import torch
 
+from slimstate.core.standard_errors import share_error
 from slimstate.evaluation.options import TaskOptions
-from slimstate.evaluation.perplexity import share_error
 from slimstate.evaluation.task_sources import (
     RECALL,
     Source,

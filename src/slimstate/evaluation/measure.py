@@ -5,19 +5,19 @@ import statistics
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.standard_errors import residual_error, standard_error
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
-from slimstate.evaluation.perplexity import TextSize, perplexity_of, standard_error, window_nats
+from slimstate.evaluation.perplexity import TextSize, perplexity_of, window_nats
 from slimstate.evaluation.wikitext import WikiText, add_words
 from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.evaluation import Measure, MeasurePair, Result
-from slimstate.records.standard_errors import residual_error
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
 

@@ -5,9 +5,6 @@ nats per token and from the numbers of tokens and bytes in the windows. Word per
 """
 
 import math
-import operator
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,20 +58,6 @@ def window_nats(
     if not all(map(math.isfinite, sums)):
         raise ModelError("the model's predictions are NaN or infinite")
     return [total / (tokens.shape[1] - 1) for total in sums]
-
-
-def standard_error(values: Sequence[float], others: Sequence[float] | None = None) -> float | None:
-    """Return the standard error of the mean, or of the mean difference from others; None where it is not known."""
-    others = [0.0] * len(values) if others is None else others
-    if len(values) < 2 or len(values) != len(others):
-        return None
-    return statistics.stdev(map(operator.sub, values, others)) / math.sqrt(len(values))
-
-
-def share_error(successes: float, count: int) -> float:
-    """Return the standard error of a share after Agresti and Coull, which is above zero also for none and for all."""
-    share = (successes + 2) / (count + 4)
-    return math.sqrt(share * (1 - share) / (count + 4))
 
 
 def perplexity_of(nats: float) -> float:

@@ -15,13 +15,14 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
+from slimstate.core.standard_errors import standard_error
 from slimstate.core.state_dtype import SERVED, StateRounding
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall, recall_change
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
-from slimstate.evaluation.perplexity import TextSize, perplexity_of, standard_error, window_nats
+from slimstate.evaluation.perplexity import TextSize, perplexity_of, window_nats
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_grid import Candidate, order_rows
 from slimstate.evaluation.wikitext import WikiText, add_words

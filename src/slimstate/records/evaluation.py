@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Annotated
 
+from slimstate.core.standard_errors import ratio_residuals, residual_error
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.numbers import HUGE, NO_DIFFERENCE, dims_text, is_none, percent, plural, with_error
 from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
-from slimstate.records.standard_errors import ratio_residuals, residual_error
 
 
 class RecallPoint(Value):

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from slimstate.core.standard_errors import ratio_residuals
 from slimstate.core.stock_class import StockClass
 from slimstate.records.provenance import command_line
 from slimstate.records.schema import Count, Positive, Value, Whole
-from slimstate.records.standard_errors import ratio_residuals
 
 
 class Cut(Value):

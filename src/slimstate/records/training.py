@@ -1,14 +1,12 @@
 """Trainings: the recovery of a cut model, a pre-training, and the reconstruction of cut layers."""
 
 import json
-import math
-import operator
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, ClassVar
 
 from slimstate.core.file_names import CONFIG
+from slimstate.core.standard_errors import standard_error
 from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.numbers import fixed, is_none, plural, signed, with_error
@@ -76,9 +74,7 @@ class Measurements(TextSizes):
     def difference(self, stage: str, other: str) -> tuple[float | None, float | None]:
         """Return the nats per token of one stage over those of another, and the standard error over windows."""
         nats, windows = self.nats.by_name(), [self.window_nats.get(name, ()) for name in (stage, other)]
-        is_known = len(windows[0]) == len(windows[1]) > 1
-        error = statistics.stdev(map(operator.sub, *windows)) / math.sqrt(len(windows[0])) if is_known else None
-        return (nats[stage] - nats[other], error) if {stage, other} <= nats.keys() else (None, None)
+        return (nats[stage] - nats[other], standard_error(*windows)) if {stage, other} <= nats.keys() else (None, None)
 
     def difference_text(self, goal: str) -> str:
         """Return the nats per token after the training over those of the uncut model or the control."""

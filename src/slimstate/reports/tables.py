@@ -10,9 +10,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from slimstate.core.standard_errors import residual_error
 from slimstate.records.evaluation import UNCUT, UNINFORMED, Row, SweepRecord, Uncut
 from slimstate.records.numbers import UNKNOWN, fixed, magnitude, perplexity
-from slimstate.records.standard_errors import residual_error
 from slimstate.system.atomic import write_text
 from slimstate.system.value import Value
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES
+from slimstate.core.standard_errors import standard_error
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.sources import is_same_text
 from slimstate.evaluation.associative_recall import associative_recall, recall_tokens
-from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, standard_error, window_nats
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of, window_nats
 from slimstate.evaluation.wikitext import WikiText, add_words, read_wikitext
 from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions

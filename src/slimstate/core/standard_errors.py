@@ -1,7 +1,23 @@
-"""Standard errors of ratios of sums, from the residual of each part: a window of a text, or a page."""
+"""Standard errors: of means, of shares, and of ratios of sums from the residual of each part, a window or a page."""
 
 import math
+import operator
+import statistics
 from collections.abc import Sequence
+
+
+def standard_error(values: Sequence[float], others: Sequence[float] | None = None) -> float | None:
+    """Return the standard error of the mean, or of the mean difference from others; None where it is not known."""
+    others = [0.0] * len(values) if others is None else others
+    if len(values) < 2 or len(values) != len(others):
+        return None
+    return statistics.stdev(map(operator.sub, values, others)) / math.sqrt(len(values))
+
+
+def share_error(successes: float, count: int) -> float:
+    """Return the standard error of a share after Agresti and Coull, which is above zero also for none and for all."""
+    share = (successes + 2) / (count + 4)
+    return math.sqrt(share * (1 - share) / (count + 4))
 
 
 def ratio_residuals(amounts: Sequence[float], sizes: Sequence[float]) -> tuple[float, ...]:
