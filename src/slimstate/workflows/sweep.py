@@ -157,20 +157,19 @@ def _measure(
     if config.reconstruct is not None and distributed.count() > 1:
         raise PlanError("a sweep with `reconstruct` must run in one process")
     first, calibration = checkpoint.mixers[0], _calibration(config, folder)
+    has_text = calibration.data is not None
     grid = Grid.of(config.grid, first.axis.width, first.value_dim, reporter)
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
     report_unused(config, grid.selectors, reporter)
     cuts_values = bool(config.grid.value_dims) or checkpoint.family.one_width
-    needs, tokenizer = grid.needs(calibration.data is not None, cuts_values), load_tokenizer(checkpoint.folder)
+    needs, tokenizer = grid.needs(has_text, cuts_values), load_tokenizer(checkpoint.folder)
     text, max_tokens = calibration.reading(config.text), config.measures.max_tokens
     text_windows = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
     wikitext = read_wikitext(
         config.text, tokenizer, reporter, max_tokens=max_tokens, max_length=config.measures.max_length
     )
-    windows = None
-    if calibration.data is not None:
-        windows = calibration_windows(calibration, tokenizer, first.axis.width, reporter)
+    windows = calibration_windows(calibration, tokenizer, first.axis.width, reporter) if has_text else None
     if windows is not None and is_same_text(config.text, calibration.data):
         reporter.say("the evaluation text is also the calibration text, which cuts fit better than other text")
     settings = _settings(config, tokenizer, text_windows, windows)
