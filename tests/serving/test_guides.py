@@ -1,10 +1,15 @@
 """The commands of the guides run on tiny models, those of an engine where `make engines` installs it."""
 
+import json
 import os
 import re
 import shlex
+import socket
 import subprocess
+import time
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import engine_models
 import pytest
@@ -37,6 +42,30 @@ def place(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}")
 
 
+def answers(program: str, *words: str) -> bool:
+    """Start a server on this machine, and return whether it completes a prompt."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    request = {"prompt": "a state", "max_tokens": 2, "model": words[words.index("--model") + 1]}
+    process, end = (
+        subprocess.Popen([program, *words, "--host", "127.0.0.1", "--port", str(port)]),
+        time.monotonic() + 90,
+    )
+    try:
+        while time.monotonic() < end and process.poll() is None:
+            try:
+                url = f"http://127.0.0.1:{port}/v1/completions"
+                data = Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+                return json.load(urlopen(data, timeout=60))["usage"]["completion_tokens"] > 0
+            except (ConnectionError, URLError):
+                time.sleep(1)
+        return False
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(("guide", "engine"), [("key-dim", ""), *(("engine", engine) for engine in MODELS)])
 def test_commands_of_a_guide_run(guide, engine, tmp_path, monkeypatch, succeed, unrendered):
     monkeypatch.chdir(tmp_path)
@@ -54,5 +83,7 @@ def test_commands_of_a_guide_run(guide, engine, tmp_path, monkeypatch, succeed, 
             if program == "slimstate":
                 more = SHARED_MEMORY * (words[0] == "verify" and engine == name == "vllm")
                 succeed(*words, *shlex.split(SMALL.get(words[0], "")), *more)
+            elif program.endswith(".server"):
+                assert answers(program, *words)
             else:
                 subprocess.run([program, *words], check=True, capture_output=True)

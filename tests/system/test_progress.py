@@ -15,7 +15,7 @@ def clock(monkeypatch) -> list[float]:
     """The time that reporters see."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, None, lambda: now[0]))
+    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, None, (), lambda: now[0]))
     return now
 
 
@@ -50,6 +50,18 @@ def test_the_remaining_time_within_other_work_is_that_of_the_other_work(clock):
     for clock[0], done in ((20, 0), (25, 5)):
         inner.update(done)
     assert inner.left() == outer.left() == "0:00:35 left"
+
+
+def test_work_that_follows_is_named_beside_the_remaining_time(clock, capsys):
+    reporter = TerminalReporter()
+    with reporter.then("the measurement"), reporter.then("the distillation"):
+        for _ in reporter.track(range(4), "windows", 4):
+            clock[0] += 11
+    for _ in reporter.track(range(4), "windows", 4):
+        clock[0] += 11
+    first, *_ = lines = capsys.readouterr().err.splitlines()
+    assert first == "windows 1/4  0:00:33 left, then the distillation, then the measurement"
+    assert [line for line in lines if "then" in line] == lines[: len(lines) // 2 - 1]
 
 
 @pytest.mark.parametrize(("verbosity", "count"), [(-1, 0), (0, 4), (1, 4)])

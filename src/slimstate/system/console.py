@@ -24,6 +24,7 @@ class TerminalReporter(Reporter):
         self.shows_time, self.translate = verbosity > 0, translate
         self.bars: Progress | None = None  # those below an open table
         self.outer: Pace | None = None  # of the meter that is open
+        self.follows: tuple[str, ...] = ()
 
     def say(self, line: str) -> None:
         clock = f"{datetime.now():%H:%M:%S} " if self.shows_time else ""
@@ -39,13 +40,22 @@ class TerminalReporter(Reporter):
 
     @contextmanager
     def meter(self, label: str, total: int | None, later: int = 0) -> Iterator[Update]:
-        pace, outer = Pace(label, total, later, self.outer), self.outer
+        pace, outer = Pace(label, total, later, self.outer, self.follows), self.outer
         self.outer = pace if outer is None else outer
         try:
             with self._shown(pace) as update:
                 yield update
         finally:
             self.outer = outer
+
+    @contextmanager
+    def then(self, work: str) -> Iterator[None]:
+        before = self.follows
+        self.follows = (work, *before)
+        try:
+            yield
+        finally:
+            self.follows = before
 
     @contextmanager
     def _shown(self, pace: Pace) -> Iterator[Update]:

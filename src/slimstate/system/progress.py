@@ -49,6 +49,10 @@ class Reporter:
         """
         return nullcontext(lambda done, note: None)
 
+    def then(self, work: str) -> AbstractContextManager[object]:
+        """Say beside the time left, while this is open, that other work follows."""
+        return nullcontext()
+
     @contextmanager
     def table(self, columns: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
         """Show a table that grows; call the result with the cells of each new row."""
@@ -59,14 +63,16 @@ class Reporter:
 class Pace:
     """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes.
 
-    The time left of work within other work is that of the other work, `outer`.
+    The time left of work within other work is that of the other work, `outer`. `follows` names work whose time is not
+    known yet.
     """
 
     def __init__(
-        self, label: str, total: int | None, later: int = 0, outer: "Pace | None" = None,
+        self, label: str, total: int | None, later: int = 0, outer: "Pace | None" = None, follows: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.label, self.total, self.later, self.outer, self.clock = label, total, later, outer, clock
+        self.follows = ", then ".join(["", *follows])
         self.start: tuple[int, float] | None = None
         self.done, self.time = 0, 0.0  # of the last update
 
@@ -83,7 +89,7 @@ class Pace:
         if not self.total or not first < self.done < self.total + self.later:
             return ""
         seconds = (self.time - started) * (self.total + self.later - self.done) / (self.done - first)
-        return f"{timedelta(seconds=max(0, round(seconds - self.clock() + self.time)))} left"
+        return f"{timedelta(seconds=max(0, round(seconds - self.clock() + self.time)))} left{self.follows}"
 
     def line(self, note: str) -> str:
         """Return the progress as one line, such as `calibrating 3/8  0:00:20 left`."""

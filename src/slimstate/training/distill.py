@@ -76,7 +76,8 @@ class DistillationJob(Value):
                 return ReconstructionRecord.read(self.out / ReconstructionRecord.FILE)
             reconstructed = folder.path / RECONSTRUCTED / name
             if not reconstructed.is_dir():
-                reconstruct(reconstructed)
+                with self.reporter.then("the distillation"):
+                    reconstruct(reconstructed)
             return self._distil(reconstructed, folder.path / DISTILLED / name)
 
     @property

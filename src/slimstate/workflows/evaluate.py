@@ -111,7 +111,8 @@ def evaluated(work: Callable[[], R], uncut: Model, config: PruneConfig | Reconst
     evaluation_windows(tokenizer, text.reading(source), EvalConfig.length, limit, option="eval_tokens")
     if text.data is not None and is_same_text(source, text.data):
         inputs.reporter.say("the evaluation text is also that of `data`, which the result fits better than other text")
-    record = work()
+    with inputs.reporter.then("the measurement"):
+        record = work()
     out = Path(str(record.out))
 
     def measure() -> EvaluationRecord:
