@@ -161,7 +161,7 @@ class Session(Value, Generic[R]):
         schedule = Schedule(tokens.corpus, options.samples, options.text.seed)
         size = sum(parameter.numel() for parameter in trainable(student).values())
         kernels = describe_kernels(run.place, run.precision, job.student.family.library)
-        self.reporter.detail(f"kernels: {kernels}")
+        say(f"kernels: {kernels}")
         say(
             f"training {size:,} parameters for {plural(options.total_steps, 'step')} of {options.batch_size} x"
             f" {options.length} tokens: {options.total_tokens:,} tokens, {epochs_text(schedule.epochs)}"
