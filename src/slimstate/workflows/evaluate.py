@@ -82,8 +82,7 @@ def evaluate(
             seed=config.seed, run=config.run, reporter=inputs.reporter,
         )  # fmt: skip
         pairs = list(zip(checkpoints.items(), roundings, strict=False))
-        several = len(pairs) > 1
-        each = inputs.reporter.track(pairs, "models", len(pairs)) if several else pairs
+        each = inputs.reporter.track(pairs, "models", len(pairs)) if len(pairs) > 1 else pairs
         results = [measurement.measure(checkpoint, name, rounding) for (name, checkpoint), rounding in each]
     values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
     baseline, compared = (results[1], compare(*results)) if len(results) > 1 else (None, ())

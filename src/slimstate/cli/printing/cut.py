@@ -38,6 +38,8 @@ def run_prune(
         raise PlanError("give `out`, or `dry_run` to write nothing")
     if flags.dry_run and flags.plan_only:
         raise PlanError("`plan_only` estimates and `dry_run` chooses channels: leave out one of them")
+    if flags.dry_run and config.reconstruct is not None:
+        raise PlanError("`reconstruct` trains what is written: leave out `dry_run`")
     if flags.push_to_hub is not None and (flags.dry_run or flags.plan_only):
         raise PlanError("`push_to_hub` uploads what is written: leave out `dry_run` and `plan_only`")
     workflow: Callable[..., CutRecord | EstimateRecord] = slimstate.estimate if flags.plan_only else slimstate.prune
