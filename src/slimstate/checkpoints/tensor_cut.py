@@ -101,9 +101,12 @@ class TensorMask(SameShapes):
                     self._rows |= {part: (name, each.dim, rows) for part, each in plain.items()}
 
     def touches(self, name: str) -> bool:
-        return name in self._rows
+        return name in self._rows or self._cutter.rearranges(name)
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
+        tensor = self._cutter.rearranged(name, tensor)
+        if name not in self._rows:
+            return tensor
         plain, dim, rows = self._rows[name]
         dropped = torch.ones(rows, dtype=torch.bool)
         dropped[self._cutter.remaining_rows(plain, rows)] = False

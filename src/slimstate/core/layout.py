@@ -5,7 +5,7 @@ of which K (the key dim) are kept; its value axis has the channels of the values
 belong to which channel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -187,6 +187,9 @@ class Mixer(Value):
     features: int = 1
     # the values, and every slot that a cut of them changes; None if they cannot be cut
     value_axis: ValueAxis | None = None
+    # the rows with one number for each value head, such as update strengths and decays, as an axis of one channel;
+    # None if a head cannot be made from another: Axis(heads=32, width=1, slots=(Slot(parameter="b_proj.weight"),))
+    scalars: Axis | None = None
     # its convolutions by what they filter, each with an axis of one slot, to look at and to train:
     # (("query", Axis(heads=16, width=128, slots=(Slot(parameter="q_conv1d.weight"),))), ...)
     filters: tuple[tuple[str, Axis], ...] = ()
@@ -210,6 +213,19 @@ class Mixer(Value):
         joined = {part: name for name, parts in self.joined for part in parts}
         parameters = (axis.slots[0].parameter for _, axis in self.filters)
         return tuple(dict.fromkeys(joined.get(name, name).rpartition(".")[0] for name in parameters))
+
+    def value_origins(self, origins: Tensor) -> Tensor:
+        """Return the uncut value head that each value head is made from, from those of the key heads [H]."""
+        copies = self.value_heads // self.axis.heads
+        return (origins.unsqueeze(1) * copies + torch.arange(copies)).flatten()
+
+    def moves(self, origins: Tensor) -> Iterator[tuple[Axis, Slot, Tensor]]:
+        """Yield every slot whose rows come from these heads [H], with its axis and the heads of that axis."""
+        assert self.value_axis is not None
+        assert self.scalars is not None  # of a mixer whose heads can be made from others
+        values = self.value_origins(origins)
+        for axis, heads in ((self.axis, origins), (self.value_axis, values), (self.scalars, values)):
+            yield from ((axis, slot, heads) for slot in axis.slots)
 
     def values_beside(self, key_dim: int, value_dim: int | None = None) -> int:
         """Return the values of a head after a cut; None leaves them alone, where they need not be as many as keys."""

@@ -21,15 +21,20 @@ Certificate: TypeAlias = Mapping[str, Sequence[float | None]]  # a number for ea
 class LayerChoice(Value):
     """What a choice of keys and queries has in common: its certificate, and the value channels that stay with it.
 
-    `values` [value heads, V'], ascending; None keeps all of them.
+    `values` [value heads, V'], ascending; None keeps all of them. `origins` [H] is the uncut head that each head is
+    made from; None if each is made from its own.
     """
 
     certificate: Certificate = field(default_factory=dict)
     values: Tensor | None = None
+    origins: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.values is not None:
             _check_channels("values", self.values)
+        origins = self.origins
+        if origins is not None and (origins.ndim != 1 or origins.dtype != torch.long):
+            raise ValueError(f"origins must be [heads] of int64, not {list(origins.shape)} of {origins.dtype}")
 
     @property
     def value_dim(self) -> int | None:
@@ -42,6 +47,16 @@ class LayerChoice(Value):
         if mixer.value_axis is None:
             raise PlanError(f"layer {mixer.layer}: the values of this architecture cannot be cut")
         _check_fit("value channels", self.values, mixer.value_axis)
+
+    def check_origins(self, mixer: Mixer) -> None:
+        """Raise an error unless heads can be made from others, and from these."""
+        if self.origins is None:
+            return
+        if mixer.scalars is None:
+            raise PlanError(f"layer {mixer.layer}: heads of this architecture cannot be made from others")
+        count, origins = mixer.axis.heads, self.origins.tolist()
+        if len(origins) != count or not set(origins) <= set(range(count)):
+            raise PlanError(f"layer {mixer.layer}: {origins} must be {count} heads of 0 to {count - 1}")
 
 
 def _check_channels(name: str, channels: Tensor) -> None:

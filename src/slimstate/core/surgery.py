@@ -6,6 +6,10 @@ channel each, become (T o T) filters, the elementwise square: the best approxima
 the same filter if all channels of a head share one. Queries are scaled by d_k^-0.5, so the remaining rows of a slot
 that absorbs the query scale are multiplied by sqrt(key dim / width) in a corrected cut.
 
+A head can be made from another head of the uncut model: all its rows come from there, and where n heads are made from
+one, the columns that read their values are divided by n. With all channels that is the uncut model without the heads
+that no head is made from.
+
 Value channels are deleted likewise. What follows a norm over V values is multiplied by sqrt(V / V'), and a norm weight
 that all heads share moves into the output projection: its columns are multiplied by it, and it becomes ones. Two linear
 maps B A with V channels between them become the V' largest singular directions of their product.
@@ -34,6 +38,7 @@ class Cutter:
     ) -> None:  # fmt: skip
         self._read = read
         self._dropped: dict[str, tuple[Slot, list[Tensor]]] = {}
+        self._moves: dict[str, list[Callable[[Tensor], Tensor]]] = {}  # of rows to other heads
         self._rotations: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         self._rescaled: dict[str, list[tuple[Tensor, float]]] = {}
         self._shared_norms: dict[str, int] = {}  # norm weights that become ones, with their size after the cut
@@ -43,6 +48,9 @@ class Cutter:
         for mixer in mixers:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
+            for axis, slot, heads in () if choice.origins is None else mixer.moves(choice.origins):
+                move = partial(moved, axis, slot, heads, shared=is_output(mixer, slot))
+                self._moves.setdefault(mixer.name_of(slot), []).append(move)
             for slot in mixer.axis.slots:
                 self._drop(mixer, mixer.axis, slot, remaining_channels(choice), rescaled=corrected)
                 if isinstance(choice, Basis):
@@ -76,7 +84,7 @@ class Cutter:
             self._bottlenecks |= dict.fromkeys(names, (*names, values.shape[1]))
 
     def touches(self, name: str) -> bool:
-        return any(name in places for places in (self._dropped, self._shared_norms, self._bottlenecks))
+        return any(name in places for places in (self._dropped, self._moves, self._shared_norms, self._bottlenecks))
 
     def shape(self, name: str, shape: Iterable[int]) -> list[int]:
         """Return the shape of parameter `name` after the cut."""
@@ -99,8 +107,8 @@ class Cutter:
         return mask.nonzero().flatten()
 
     def changes_values(self, name: str) -> bool:
-        """Return whether parameter `name` is rotated or scaled, too, and not only shortened."""
-        changes = (self._rotations, self._rescaled, self._folded, self._shared_norms, self._bottlenecks)
+        """Return whether parameter `name` is moved, rotated or scaled, too, and not only shortened."""
+        changes = (self._moves, self._rotations, self._rescaled, self._folded, self._shared_norms, self._bottlenecks)
         return any(name in places for places in changes)
 
     def bottleneck_losses(self) -> list[float]:
@@ -134,6 +142,7 @@ class Cutter:
             first, second, rank = self._bottlenecks[name]
             before, after, _ = self._narrowed(first, second, rank)
             return (before if name == first else after).to(tensor.device, tensor.dtype)
+        tensor = self.rearranged(name, tensor)
         if name not in self._dropped:
             return tensor
         for rotate in self._rotations.get(name, ()):
@@ -146,6 +155,16 @@ class Cutter:
             by_row = factors.to(tensor.device).view(-1, *(1 for _ in range(tensor.ndim - dim - 1)))
             tensor = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * by_row).to(tensor.dtype)
         return tensor.index_select(dim, self.remaining_rows(name, tensor.shape[dim]).to(tensor.device)).view(shape)
+
+    def rearranges(self, name: str) -> bool:
+        """Return whether parameter `name` has rows of heads that are made from others."""
+        return name in self._moves
+
+    def rearranged(self, name: str, tensor: Tensor) -> Tensor:
+        """Return parameter `name` with the rows of every head from the one that it is made from."""
+        for move in self._moves.get(name, ()):
+            tensor = move(tensor)
+        return tensor
 
     def _factors(self, name: str, rows: int) -> Tensor | None:
         """Return the factor of every row in float32, or None if all are one."""
@@ -175,8 +194,27 @@ def check_choice(mixer: Mixer, choice: Choice) -> None:
     """Check that a choice fits the mixer, and that its channels can be rotated if it rotates them."""
     choice.check(mixer.axis)
     choice.check_values(mixer)
+    choice.check_origins(mixer)
     if isinstance(choice, Basis) and mixer.noncommuting is None:
         raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be rotated, only chosen")
+
+
+def moved(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared: bool = False) -> Tensor:
+    """Return a parameter whose heads have the rows of `heads`; `shared` rows are divided by the number of copies."""
+    rows = axis.all_rows(slot)
+    result = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
+    copies = rows[:, heads].to(tensor.device)
+    values = result[copies]
+    if shared:
+        counts = torch.bincount(heads)[heads].to(tensor.device).view(1, -1, *(1 for _ in values.shape[2:]))
+        values = (values.to(torch.promote_types(values.dtype, torch.float32)) / counts).to(values.dtype)
+    result[rows.to(tensor.device)] = values
+    return result.movedim(0, slot.dim).contiguous().view_as(tensor)
+
+
+def is_output(mixer: Mixer, slot: Slot) -> bool:
+    """Return whether a slot has the columns that read the values of a mixer."""
+    return mixer.value_axis is not None and slot == mixer.value_axis.output
 
 
 def rotated(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:

@@ -281,6 +281,12 @@ def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:
     return Axis(heads=heads, width=width, slots=(Slot(parameter=parameter, start=start),))
 
 
+def scalar_axis(sizes: Sizes, *parameters: str | Slot) -> Axis | None:
+    """Return the parameters with one number for each value head, in the order of the heads unless a slot says more."""
+    slots = tuple(Slot(parameter=item) if isinstance(item, str) else item for item in parameters)
+    return Axis(heads=sizes.value_heads, width=1, slots=slots) if slots else None
+
+
 def fused_filters(sizes: Sizes, *, query: int, key: int, value: int) -> tuple[tuple[str, Axis], ...]:
     """Return the filters of one convolution over queries, keys and values, by the first row of each."""
     return (

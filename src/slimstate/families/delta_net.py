@@ -14,6 +14,7 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         ),
         projections="qkv" + "b" * bool(config["use_beta"]) + "g" * bool(config["use_gate"]) + "o",
         noncommuting=_noncommuting(config["qk_activation"], config["qk_norm"]),
+        scalars=("b_proj.weight",) * bool(config["use_beta"]),
     )
 
 

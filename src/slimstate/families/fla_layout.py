@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
-from slimstate.families.contract import NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis
+from slimstate.families.contract import NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis, scalar_axis
 from slimstate.system.errors import ModelError
 from slimstate.system.value import Value
 
@@ -40,6 +40,7 @@ class Layer(Value):
     linear_values: bool = False  # whether all maps before the state are linear: value rows absorb what a cut changes
     tied: bool = False  # whether there are always as many values as keys
     features: int = 1  # numbers that a feature map makes of each key channel
+    scalars: tuple[str, ...] = ()  # parameters with one number for each value head, if heads can be made from others
     correction: Correction = NORM_EPS  # of the query scale; most models have one epsilon for all norms
 
 
@@ -142,7 +143,8 @@ def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
         axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
         query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size,
         value_heads=sizes.value_heads, value_dim=sizes.value_dim, features=layer.features,
-        value_axis=_value_axis(config, sizes, layer, convolved), filters=_filters(sizes, layer) if convolved else (),
+        value_axis=_value_axis(config, sizes, layer, convolved), scalars=scalar_axis(sizes, *layer.scalars),
+        filters=_filters(sizes, layer) if convolved else (),
         projections=tuple(name if "_" in name else f"{name}_proj" for name in layer.projections),
         noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting), sharing=shared,
     )  # fmt: skip

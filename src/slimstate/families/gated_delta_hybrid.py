@@ -26,6 +26,7 @@ class Layout(Value):
     others: tuple[Slot, ...]  # all other rows with key channels: those of convolutions
     filters: tuple[tuple[str, Axis], ...]  # the convolutions by what they filter, as in a `Mixer`
     values: ValueAxis | None  # the values; None if they cannot be cut
+    scalars: Axis | None = None  # update strengths and decays, as in a `Mixer`
     projections: tuple[str, ...]  # the names of the linear maps: ("in_proj_qkv", "out_proj")
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what the running model joins from parts, as in a `Mixer`
     correction: Correction = RMS_NORM_EPS  # what corrects the query scale
@@ -47,7 +48,7 @@ class GatedDeltaHybrid(Family):
                 layer=layer, path=f"model.layers.{layer}.linear_attn", stored_path=stored.format(layer), axis=axis,
                 query=layout.query, key=layout.key, hook=self.hook, input_size=sizes.input_size,
                 value_heads=sizes.value_heads, value_dim=sizes.value_dim, value_axis=layout.values,
-                filters=layout.filters, projections=layout.projections, joined=layout.joined,
+                scalars=layout.scalars, filters=layout.filters, projections=layout.projections, joined=layout.joined,
             )
             for layer, kind in enumerate(layer_types(self.with_defaults(config)))
             if kind == "linear_attention"

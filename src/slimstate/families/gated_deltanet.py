@@ -12,6 +12,7 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         ),
         projections="qkvab" + "g" * bool(config["use_gate"]) + "o",
         noncommuting=("the activation silu",),
+        scalars=("a_proj.weight", "b_proj.weight", "A_log", "dt_bias"),
     )
 
 

@@ -5,7 +5,7 @@ A vision-language checkpoint has the config of the language model under `text_co
 """
 
 from slimstate.core.layout import Slot
-from slimstate.families.contract import Sizes, fused_filters
+from slimstate.families.contract import Sizes, fused_filters, scalar_axis
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, value_axis
 
 STOCK = {
@@ -25,6 +25,7 @@ def side_by_side(sizes: Sizes) -> Layout:
         others=tuple(others),
         filters=fused_filters(sizes, query=0, key=sizes.keys, value=2 * sizes.keys),
         values=value_axis(sizes, value, Slot(parameter="in_proj_z.weight"), filters),
+        scalars=scalar_axis(sizes, "in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias"),
         projections=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from slimstate.core.layout import HookPoint, Mixer, ValueAxis
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import Cutter, dropped_channels, remaining_channels, rotated
+from slimstate.core.surgery import Cutter, dropped_channels, is_output, moved, remaining_channels, rotated
 from slimstate.system.value import Value
 
 Role = Literal["query", "key", "key-like"]
@@ -87,18 +87,23 @@ def hooked(
 
 @contextmanager
 def masked(
-    model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice], *, rescaled: bool = False
-) -> Iterator[None]:
+    model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice], *, rescaled: bool = False,
+    head: int | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Make the model compute what the cut model would, without a cut: dropped channels are zero before the norm.
 
     Where a basis is kept, the weights are rotated by it while this is open: rotating the queries and keys behind an
-    activation would not be the cut model. Rows and columns of dropped values are zero. `rescaled` also sets the query
-    scale to that of the key dim, as a cut does whose norm epsilon is kept.
+    activation would not be the cut model. So are they changed for heads that are made from others, and for dropped
+    values, whose rows and columns are zero. `rescaled` also sets the query scale to that of the key dim, as a cut does
+    whose norm epsilon is kept. With `head`, the other heads keep all channels.
     """
     masks = {}
     for mixer in mixers:
         zeros = torch.zeros(mixer.axis.heads, mixer.axis.width)
-        masks[mixer.layer] = zeros.scatter_(1, remaining_channels(selections[mixer.layer]), 1.0)
+        mask_of = zeros.scatter_(1, remaining_channels(selections[mixer.layer]), 1.0)
+        if head is not None:
+            mask_of[torch.arange(len(mask_of)) != head] = 1.0
+        masks[mixer.layer] = mask_of
     key_dim = selections[mixers[0].layer].key_dim
 
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
@@ -111,7 +116,7 @@ def masked(
 
 @contextmanager
 def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice]) -> Iterator[None]:
-    """Rotate the parameters of mixers that keep a basis, and zero those of dropped values, while this is open."""
+    """Change the parameters of mixers whose heads move, that keep a basis, or drop values, while this is open."""
     originals: dict[str, Tensor] = {}
 
     def parameter_of(mixer: Mixer, name: str) -> Tensor:
@@ -139,6 +144,10 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
         with torch.inference_mode(False), torch.no_grad():
             for mixer in mixers:
                 choice, axis = selections[mixer.layer], mixer.value_axis
+                for part, slot, heads in () if choice.origins is None else mixer.moves(choice.origins):
+                    parameter = parameter_of(mixer, slot.parameter)
+                    values = parameter.detach()
+                    parameter.copy_(moved(part, slot, heads, values, shared=is_output(mixer, slot)))
                 for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
                     assert isinstance(choice, Basis)
                     parameter = parameter_of(mixer, slot.parameter)

@@ -56,6 +56,9 @@ class CutOptions(Options):
     """Maximum swaps of strong RRQR per head (the paper's code: 20); default: until none exceeds f."""
     keep_norm_eps: bool = False
     """Leave the norm epsilon as it is, although the key dim sets the query scale; the cut is then not exact."""
+    keep_heads: bool = False
+    """Make every head of a reconstructed cut from its own; default: a head that recalls takes the places of others
+    that can go, where a measurement with the whole model says so."""
 
 
 class Budget(Options):

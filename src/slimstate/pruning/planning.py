@@ -11,7 +11,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Needs
 from slimstate.core.layout import Mixer, Slot, ValueAxis
-from slimstate.core.selection import Basis, Choice
+from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.core.surgery import Cutter, check_choice, remaining_channels
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
@@ -29,6 +29,8 @@ from slimstate.system.errors import PlanError, quoted
 from slimstate.system.json_files import JsonObject, plain
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
+
+NO_ORIGINS: Mapping[int, Tensor] = {}  # of a cut whose heads are all made from their own
 
 
 class SelectionJob(Value):
@@ -54,36 +56,70 @@ class SelectionJob(Value):
     def value_dim(self) -> int | None:
         return None if self.value_request is None else self.value_request.keep
 
-    def plan(self, on_idle: Callable[[], None] = lambda: None) -> tuple[Plan, str | None]:
+    def plan(
+        self, origins: Mapping[int, Tensor] = NO_ORIGINS, on_idle: Callable[[], None] = lambda: None
+    ) -> tuple[Plan, str | None]:
         """Return the plan and the kernels that ran for it; `on_idle` is called once, when there is time for it."""
         collector = EvidenceCollector(
             calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle, partial=self.partial
         )
         evidence, kernels = collector.collect(self.checkpoint, self.needs, self.reporter)
         on_idle()  # where no model had to run
-        return self.choose(evidence), kernels
+        return self.choose(evidence, origins), kernels
 
-    def choose(self, file: EvidenceFile | None) -> Plan:
+    def choose(self, file: EvidenceFile | None, origins: Mapping[int, Tensor] = NO_ORIGINS) -> Plan:
         """Return the plan with the channels of every mixer, chosen from the evidence."""
         check_rotatable(self.checkpoint, self.selector)
-        choices = self.choices(self.checkpoint.mixers, {} if file is None else file.evidence)
+        choices = self.choices(self.checkpoint.mixers, {} if file is None else file.evidence, origins)
         return plan_of(self, choices, None if file is None else dict(file.calibration))
 
-    def choices(self, mixers: Sequence[Mixer], evidence: Mapping[int, Evidence]) -> dict[int, Choice]:
-        """Return what every mixer keeps, by layer."""
+    def choices(
+        self, mixers: Sequence[Mixer], evidence: Mapping[int, Evidence], origins: Mapping[int, Tensor] = NO_ORIGINS
+    ) -> dict[int, Choice]:
+        """Return what every mixer keeps, by layer; `origins` has the heads that those of some layers are made from."""
         read_rows, layers = self.checkpoint.read_rows, [mixer.layer for mixer in mixers]
         each = cases(read_rows, mixers, self.selector.needs, evidence)
         if len(mixers) > 1:
             each = self.reporter.track(each, "choosing", len(mixers))
-        selections = choose(self.selector, each, self.request)
+        selections = list(choose(self.selector, each, self.request))
+        for place, mixer in enumerate(mixers):
+            if mixer.layer in origins:
+                selections[place] = self._made_from(origins[mixer.layer], mixer, evidence, selections[place])
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
             choices = list(pool.map(certify, selections, map(evidence.get, layers)))
         if self.value_selector is not None and self.value_request is not None:
             each = cases(read_rows, mixers, self.value_selector.needs, evidence, of_values=True)
             values = choose(self.value_selector, each, self.value_request)
-            pairs = zip(choices, values, strict=True)
-            choices = [replace(choice, values=remaining_channels(value)) for choice, value in pairs]
+            choices = [
+                replace(choice, values=_of_origins(mixer, choice, remaining_channels(value)))
+                for mixer, choice, value in zip(mixers, choices, values, strict=True)
+            ]
         return dict(zip(layers, choices, strict=True))
+
+    def _made_from(self, origins: Tensor, mixer: Mixer, evidence: Mapping[int, Evidence], own: Choice) -> Choice:
+        """Return the choice of a mixer whose heads are made from others; n copies of one share n times the channels."""
+        keep, copies, width = self.request.keep, torch.bincount(origins).tolist(), mixer.axis.width
+        channels = {1: remaining_channels(own)}
+        for count in {*copies} - {0, 1}:
+            channels[count] = torch.arange(width).expand(mixer.axis.heads, -1)
+            if count * keep < width:
+                each = cases(self.checkpoint.read_rows, [mixer], self.selector.needs, evidence)
+                (wider,) = choose(self.selector, each, replace(self.request, keep=count * keep))
+                channels[count] = remaining_channels(wider)
+        hands = {head: deal(channels[count][head], count, keep) for head, count in enumerate(copies) if count}
+        rows = [hands[head].pop(0) for head in origins.tolist()]
+        return Selection(keep=torch.stack(rows), origins=origins)
+
+
+def _of_origins(mixer: Mixer, choice: Choice, values: Tensor) -> Tensor:
+    """Return the value channels of the heads that those of a choice are made from."""
+    return values if choice.origins is None else values[mixer.value_origins(choice.origins)]
+
+
+def deal(channels: Tensor, copies: int, key_dim: int) -> list[Tensor]:
+    """Return the channels of each copy of a head, to which those in `channels` are dealt like cards; ascending."""
+    hands = [channels[copy::copies] for copy in range(copies)]
+    return [torch.cat(hands[copy:] + hands[:copy])[:key_dim].sort().values for copy in range(copies)]
 
 
 def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonObject | None) -> Plan:
@@ -185,9 +221,10 @@ def certify(selection: Choice, evidence: Evidence | None) -> Choice:
     """Return the selection with the condition number of the keys before and after, where their Gram matrix is known."""
     if evidence is None or evidence.key_gram is None:
         return selection
+    gram = evidence.key_gram if selection.origins is None else evidence.key_gram[selection.origins]
     claims = {
-        "condition_before": plain(gram_condition_number(evidence.key_gram)),
-        "condition_after": plain(gram_condition_number(_gram_after(evidence.key_gram, selection))),
+        "condition_before": plain(gram_condition_number(gram)),
+        "condition_after": plain(gram_condition_number(_gram_after(gram, selection))),
     }
     return replace(selection, certificate={**selection.certificate, **claims})
 

@@ -24,6 +24,7 @@ from slimstate.system.json_files import JsonObject, read_json
 
 MAX_PLAN_BYTES = 2**30  # bases of many wide heads take hundreds of MiB
 Name = Annotated[str, Meta(max_length=100)]
+MORE = ("values", "origins")  # of a choice: the value channels, and the heads that its heads are made from
 VALUE_FIELDS = ("value_width", "value_dim", "value_method")  # of a plan that cuts values
 
 
@@ -170,6 +171,7 @@ class _StoredChoice(Value):
     keep: Channels | None = None
     basis: _StoredBasis | None = None
     values: Channels | None = None
+    origins: tuple[Count, ...] | None = None
 
     def __post_init__(self) -> None:
         if (self.keep is None) == (self.basis is None):
@@ -178,22 +180,23 @@ class _StoredChoice(Value):
 
 def choice_to_json(choice: Choice) -> JsonObject:
     """Return what a layer keeps as a plan has it, beside its certificate."""
-    values = {} if choice.values is None else {"values": choice.values.tolist()}
+    more = {name: value.tolist() for name in MORE if (value := getattr(choice, name)) is not None}
     if isinstance(choice, Selection):
-        return {"keep": choice.keep.tolist(), **values, **to_json(choice.certificate)}
+        return {"keep": choice.keep.tolist(), **more, **to_json(choice.certificate)}
     data = choice.rows.cpu().contiguous().numpy().astype("<f4").tobytes()
     stored = {"shape": list(choice.rows.shape), "float32": base64.b64encode(data).decode()}
-    return {"basis": stored, **values, **to_json(choice.certificate)}
+    return {"basis": stored, **more, **to_json(choice.certificate)}
 
 
 def choice_from_json(entry: Mapping[str, Any]) -> Choice:
     """Return what a layer keeps from its entry in a plan."""
     stored = from_json(_StoredChoice, entry)
-    claims = {name: values for name, values in entry.items() if name not in ("keep", "basis", "values")}
+    claims = {name: values for name, values in entry.items() if name not in ("keep", "basis", *MORE)}
     certificate = from_json(dict[str, tuple[int | float | None, ...]], claims)
-    values = None if stored.values is None else torch.tensor(stored.values, dtype=torch.long)
+    present = {name: values for name in MORE if (values := getattr(stored, name)) is not None}
+    more = {name: torch.tensor(values, dtype=torch.long) for name, values in present.items()}
     if stored.basis is None:
-        return Selection(keep=torch.tensor(stored.keep, dtype=torch.long), values=values, certificate=certificate)
+        return Selection(keep=torch.tensor(stored.keep, dtype=torch.long), certificate=certificate, **more)
     data = bytearray(base64.b64decode(stored.basis.float32, validate=True))
     rows = torch.frombuffer(data, dtype=torch.float32).view(stored.basis.shape)
-    return Basis(rows=rows, values=values, certificate=certificate)
+    return Basis(rows=rows, certificate=certificate, **more)

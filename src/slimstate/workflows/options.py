@@ -79,7 +79,7 @@ class PruneConfig(EngineChoice):
     run: LoadOptions = LoadOptions()
 
     def check(self) -> None:
-        self.refuse(("distill",), "needs `reconstruct`", unless=self.reconstruct is not None)
+        self.refuse(("distill", "keep_heads"), "needs `reconstruct`", unless=self.reconstruct is not None)
         if self.apply is not None and self.reconstruct is not None:
             raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
         self.refuse(("same_model",), "needs `apply`", unless=self.apply is not None)
@@ -292,6 +292,7 @@ class SweepConfig(Options):
         grid, is_rounded = self.grid, {*self.grid.state_dtypes} != {"float32"}
         self.refuse(("samples", "length", "rrqr_rows"), "needs `data`", unless=self.calibration.data is not None)
         self.refuse(TASK_OPTIONS, "needs `tasks`", unless=bool(self.measures.tasks))
+        self.refuse(("keep_heads",), "needs `reconstruct`", unless=self.reconstruct is not None)
         self.refuse(("value_method",), "needs `value_dims`", unless=bool(grid.value_dims))
         self.refuse(("state_every",), "needs another of `state_dtypes` than float32", unless=is_rounded)
 

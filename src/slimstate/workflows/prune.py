@@ -18,6 +18,7 @@ from slimstate.models.load import load_tokenizer
 from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, dequantised_line, describe_cut
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
+from slimstate.pruning.heads import measure_origins
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
 from slimstate.pruning.sizes import check_value_dim, dims_line, fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
@@ -283,16 +284,17 @@ def _cut_and_reconstruct(cut_job: CutJob, job: SelectionJob, config: PruneConfig
     out, request = cut_job.out, job.request
     assert config.reconstruct is not None
     assert out is not None
-    plan = None if is_layerwise(job.needs, config.calibration) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
+    origins = {} if config.cut.keep_heads else measure_origins(job, windows.tokens)
+    plan = None if is_layerwise(job.needs, config.calibration) else job.plan(origins)[0]
     cut = LayerwiseCut(
         checkpoint=job.checkpoint, cut=cut_job, job=job, folder=TrainedLayers.beside(out).path,
-        choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
+        origins=origins, choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
     )  # fmt: skip
     identity = {
         "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
-        "swaps": request.swaps, "corrected": job.corrected, "plan": None if plan is None else plan.to_json(),
-        "data": windows.source,
+        "swaps": request.swaps, "corrected": job.corrected, "keep_heads": config.cut.keep_heads,
+        "plan": None if plan is None else plan.to_json(), "data": windows.source,
     }  # fmt: skip
     if job.value_selector is not None:
         identity |= {"value_dim": job.value_dim, "value_method": job.value_selector.name}
