@@ -18,6 +18,8 @@ from slimstate.system.errors import DataError, reason_of
 from slimstate.system.json_files import JsonObject
 from slimstate.system.value import Value
 
+SPAN, FEWEST_SPANS, REPEATED = 32, 8, 0.5  # tokens of a span, spans of a window, share of spans that are repetitions
+
 
 class Windows(Value):
     """Tokens [samples, length] and where they came from.
@@ -136,3 +138,17 @@ def _tokenise(tokenizer: Any, texts: list[str]) -> list[list[int]]:
         return ids
     except Exception as error:  # of many kinds, also of Rust
         raise DataError(f"the tokenizer of the model fails on the text: {reason_of(error)}") from error
+
+
+def repeating(windows: Tensor, seed: int) -> Tensor:
+    """Return the windows [n, length] with half of their spans replaced by earlier ones of the same window."""
+    length = windows.shape[1]
+    size = max(1, min(SPAN, length // FEWEST_SPANS))
+    spans = list(windows.split(size, dim=1))
+    generator = torch.Generator().manual_seed(seed)
+    for place in range(1, length // size):
+        earlier = torch.randint(place, (len(windows),), generator=generator)
+        repeats = torch.rand(len(windows), 1, generator=generator) < REPEATED
+        copies = torch.stack(spans[:place])[earlier, torch.arange(len(windows))]
+        spans[place] = copies.where(repeats, spans[place])
+    return torch.cat(spans, dim=1)

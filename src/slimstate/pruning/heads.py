@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slimstate.core.layout import Mixer
 from slimstate.core.selection import Choice, Selection
+from slimstate.data.text import repeating
 from slimstate.kernels.distillation import LOGITS_AT_ONCE, FullDistribution
 from slimstate.models.devices import TOKENS_AT_ONCE, free_bytes
 from slimstate.models.hooks import masked
@@ -27,12 +28,11 @@ from slimstate.pruning.planning import SelectionJob
 from slimstate.system import distributed
 from slimstate.system.progress import Reporter
 
-TOKENS = {"cuda": 16_384, "cpu": 2_048}  # of the measurement
+TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the measurement
 CHANGE = 0.5  # share of the divergence from the uncut model that counts as a loss
 SMALL = 0.1  # share of the cost of all layers, below which a layer stays as it is
 GAIN = 0.1  # by which every step must lower the cost of a layer
 WANTING, SPARE = 2, 2  # heads that may take places, and heads that may give theirs, in one step
-SPAN, FEWEST_SPANS, REPEATED = 32, 8, 0.5  # tokens of a span, spans of a window, share of them that are repetitions
 
 Arranged = Callable[[Mixer, Tensor], Choice]  # returns the choice of a mixer whose heads have these origins
 
@@ -42,7 +42,7 @@ class Predictions:
 
     def __init__(self, runtime: Runtime, windows: Tensor) -> None:
         self.model, self.device = runtime.model, runtime.device
-        self.batches = windows.split(max(1, TOKENS_AT_ONCE[self.device.type] // windows.shape[1]))
+        self.batches = distributed.share(windows.split(max(1, TOKENS_AT_ONCE[self.device.type] // windows.shape[1])))
         self.uncut = list(self._states())
         self.loss = self._loss()[0]
 
@@ -54,8 +54,8 @@ class Predictions:
 
     def _loss(self) -> tuple[float, float]:
         """Return the next-token loss, and the divergence from the uncut model, in nats per token."""
-        vocabulary, tokens = self.model.get_output_embeddings().weight, sum(map(len, self.uncut))
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        vocabulary = self.model.get_output_embeddings().weight
+        sums = torch.tensor([0.0, 0.0, sum(map(len, self.uncut))], dtype=torch.float64, device=self.device)
         with torch.inference_mode():
             for batch, uncut, states in zip(self.batches, self.uncut, self._states(), strict=True):
                 teacher, targets = FullDistribution(hidden=uncut, head=vocabulary), batch[:, 1:].flatten()
@@ -64,8 +64,8 @@ class Predictions:
                     logits = (states[rows] @ vocabulary.mT).float()
                     sums[0] += F.cross_entropy(logits, targets[rows].to(self.device, torch.long), reduction="sum")
                     sums[1] += teacher.divergence(rows, logits, 1.0)
-        loss, divergence = (sums / tokens).tolist()
-        return loss, divergence
+        loss, divergence, tokens = distributed.sum_over_all(sums).tolist()
+        return loss / tokens, divergence / tokens
 
     def cost(self, mixer: Mixer, choice: Choice, head: int | None = None) -> float:
         """Return what the model loses with one layer cut, or one head of it."""
@@ -81,23 +81,30 @@ def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
     """
     checkpoint, mixers, reporter = job.checkpoint, job.checkpoint.mixers, job.reporter
     is_possible = all(mixer.scalars is not None for mixer in mixers) and job.request.keep < mixers[0].axis.width
-    if not is_possible or job.selector.rotates or distributed.count() > 1:
+    if not is_possible or job.selector.rotates:
         return {}
-    size = checkpoint.parameters * job.run.precision.itemsize
-    if size > SHARE_FOR_WEIGHTS * free_bytes(job.run.place):
+    place, size = job.run.place, checkpoint.parameters * job.run.precision.itemsize
+    copies = distributed.count_here() if place.type == "cpu" else 1
+    if not distributed.from_main(lambda: copies * size <= SHARE_FOR_WEIGHTS * free_bytes(place)):
         reporter.say("every head is made from its own: the model does not fit into memory as a whole")
         return {}
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=job.run.device, dtype=job.run.dtype)
     windows = windows[-max(1, TOKENS[runtime.device.type] // windows.shape[1]) :]
-    evidence = calibrate(runtime, mixers, windows, job.needs - {"weight"}, reporter)
+    distributed.join(runtime.device)
+    needs = job.needs - {"weight"}
+    evidence = calibrate(runtime, mixers, windows, needs, reporter) if needs else {}
 
     @functools.cache
     def choice(mixer: Mixer, origins: tuple[int, ...]) -> Choice:
         return job.choices([mixer], evidence, {mixer.layer: torch.tensor(origins)})[mixer.layer]
 
     predictions = Predictions(runtime, repeating(windows, job.request.seed))
-    return find_origins(predictions, mixers, lambda mixer, origins: choice(mixer, tuple(origins.tolist())), reporter)
+    found = find_origins(predictions, mixers, lambda mixer, origins: choice(mixer, tuple(origins.tolist())), reporter)
+    if found:
+        layers = f"layer{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+        reporter.say(f"{layers}: heads that lose most take the places of others (not with `keep_heads`)")
+    return found
 
 
 def find_origins(
@@ -106,7 +113,8 @@ def find_origins(
     """Return the origins of the heads of every layer in which other ones than their own cost less."""
     layers = reporter.track(mixers, "measuring layers", len(mixers))
     costs = [predictions.cost(mixer, arranged(mixer, torch.arange(mixer.axis.heads))) for mixer in layers]
-    costly = [(mixer, cost) for mixer, cost in zip(mixers, costs, strict=True) if cost > SMALL * sum(costs)]
+    smallest = SMALL * sum(cost for cost in costs if cost > 0)
+    costly = [(mixer, cost) for mixer, cost in zip(mixers, costs, strict=True) if cost > smallest]
     found = {}
     for mixer, before in reporter.track(costly, "measuring heads", len(costly)):
         origins, cost = _rearrange(predictions, mixer, arranged, before)
@@ -127,18 +135,19 @@ def _rearrange(predictions: Predictions, mixer: Mixer, arranged: Arranged, cost:
     by_want = sorted(range(heads), key=lambda head: -alone[head])
     by_spare = sorted(range(heads), key=lambda head: without[head])
     origins = own
-    while True:
+    while cost > 0:
         counts = torch.bincount(origins, minlength=heads).tolist()
         candidates = []
         for head in [head for head in by_want if counts[head]][:WANTING]:
             spare = [other for other in by_spare if other != head and counts[other]][:SPARE]
-            for given in ([other] for other in spare), [spare]:
-                candidates += [_given(origins, head, each) for each in given if counts[head] + len(each) <= most]
+            given = [[other] for other in spare] + [spare] * (len(spare) > 1)
+            candidates += [_given(origins, head, others) for others in given if counts[head] + len(others) <= most]
         measured = [(predictions.cost(mixer, arranged(mixer, each)), each) for each in candidates]
         best, arrangement = min(measured, key=lambda pair: pair[0], default=(cost, origins))
         if not best < (1 - GAIN) * cost:
-            return origins, cost
+            break
         cost, origins = best, arrangement
+    return origins, cost
 
 
 def _given(origins: Tensor, head: int, others: Sequence[int]) -> Tensor:
@@ -147,17 +156,3 @@ def _given(origins: Tensor, head: int, others: Sequence[int]) -> Tensor:
     for other in others:
         result[int((result == other).nonzero()[-1])] = head
     return result
-
-
-def repeating(windows: Tensor, seed: int) -> Tensor:
-    """Return the windows [n, length] with half of their spans replaced by earlier ones of the same window."""
-    length = windows.shape[1]
-    size = max(1, min(SPAN, length // FEWEST_SPANS))
-    spans = list(windows.split(size, dim=1))
-    generator = torch.Generator().manual_seed(seed)
-    for place in range(1, length // size):
-        earlier = torch.randint(place, (len(windows),), generator=generator)
-        repeats = torch.rand(len(windows), 1, generator=generator) < REPEATED
-        copies = torch.stack(spans[:place])[earlier, torch.arange(len(windows))]
-        spans[place] = copies.where(repeats, spans[place])
-    return torch.cat(spans, dim=1)

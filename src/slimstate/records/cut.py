@@ -46,13 +46,14 @@ class CutRecord(Record, CutFacts):
         return f"{', '.join(cuts)}; state per sequence {before} to {after} in fp32; {counts}"
 
     def table(self) -> list[dict[str, object]]:
-        """Return a row for every head: the channels it keeps, unless it keeps directions, and its certificate."""
+        """Return a row for every head: the uncut head it is from, its channels unless a basis, and its certificate."""
         rows: list[dict[str, object]] = []
         for layer, choice in self.plan.selections.items():
             for head in range(choice.heads):
                 channels = choice.keep[head].tolist() if isinstance(choice, Selection) else None
+                origin = head if choice.origins is None else int(choice.origins[head])
                 claims = {name: values[head] for name, values in choice.certificate.items()}
-                rows.append({"layer": layer, "head": head, "keep": channels, **claims})
+                rows.append({"layer": layer, "head": head, "origin": origin, "keep": channels, **claims})
         return rows
 
 

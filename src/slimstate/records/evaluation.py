@@ -248,6 +248,7 @@ class SweepSettings(Value):
     device: str | None = None
     dtype: str | None = None
     keep_norm_eps: bool = False
+    keep_heads: bool = False
     tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name
     limit: Count | None = None
     max_length: Count | None = None

@@ -91,6 +91,12 @@ class Plan(PlanHeader):
         return {layer: choice for layer, choice in self.selections.items() if isinstance(choice, Selection)}
 
     @property
+    def origins(self) -> dict[int, list[int]]:
+        """The layers with heads that are made from others, and the uncut head that each of their heads is made from."""
+        pairs = ((layer, choice.origins) for layer, choice in self.selections.items())
+        return {layer: origins.tolist() for layer, origins in pairs if origins is not None}
+
+    @property
     def earlier_cut(self) -> Cut | None:
         """The cut before this one, where a model was cut twice."""
         return None if self.parent is None else from_json(Cut, self.parent)
@@ -141,6 +147,8 @@ class Plan(PlanHeader):
                 return f"layers.{layer} keeps directions of {choice.rows.shape[-1]} channels, not {self.width}"
             if choice.values is not None and int(choice.values.max()) >= (self.value_width or 0):
                 return f"layers.{layer} keeps a value beyond the width {self.value_width}"
+            if choice.origins is not None and not set(choice.origins.tolist()) <= set(range(choice.heads)):
+                return f"layers.{layer} has heads from {choice.origins.tolist()}, but only {choice.heads} heads"
             if any(len(claim) != choice.heads for claim in choice.certificate.values()):
                 return f"layers.{layer} must certify {choice.heads} heads"
         return None

@@ -1,7 +1,8 @@
 """Distil a whole model for some steps after its reconstruction, on the same text; the result is used only if it helps.
 
 All weights of the mixers learn from the uncut model and hardly from the text, which is short and would be memorised.
-The windows that the reconstruction held out are held out here too, and decide.
+Each window is there twice, as it is and with repetitions, which show what a state still remembers. The windows that the
+reconstruction held out are held out here too, and decide.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slimstate.checkpoints.model_card import with_distillation
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import CARD, check_output
 from slimstate.data.corpus import Corpus
-from slimstate.data.text import Windows
+from slimstate.data.text import Windows, repeating
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.options import count_held_out
 from slimstate.records.training import DistillationResult, ReconstructionRecord, RecoveryRecord
@@ -143,5 +146,6 @@ class DistillationJob(Value):
             return Tokens.of_corpus(Corpus.open(folder), tokenizer)
         count, windows = count_held_out(len(self.windows.tokens)), self.windows
         training, held_out = windows.tokens[count:], windows.tokens[:count]
+        training = torch.cat([training, repeating(training, windows.seed)])
         corpus = Corpus.of_windows(training, held_out, windows.source, windows.documents, folder)
         return Tokens.of_corpus(corpus, tokenizer)
