@@ -12,12 +12,19 @@ from tables.recovery import MODELS
 MEASURED = record("reconstruction-30m")
 TRIED = record("reconstruction-ways")
 KEY_DIMS = (64, 32, 16)
-DISTILLED = "600 steps and `--distill 300`"
-# rows of the record, by the options of the command
-WAYS: dict[str, dict[str, Any]] = {
-    "`--reconstruct-steps 600`": {"way": "--reconstruct", "steps": 600},
-    DISTILLED: {"way": "--distill 300"},
-}
+DISTILLED = "`--reconstruct --distill 800`"
+KEPT = "reconstructed, heads kept"
+# what the rows of `DIMS` are, or rows of the record, by the options of the command
+WAYS: dict[str, str | dict[str, Any]] = {
+    "`--reconstruct --keep-heads`": KEPT,
+    "the same, 600 steps": {"way": "--reconstruct", "steps": 600},
+    "600 steps, then 300 of distillation without repetitions": {"way": "--distill 300"},
+    "`--reconstruct`": "reconstructed",
+    "the same, then 300 steps of distillation without repetitions": {"steps": 300, "way": (
+        "heads from others, distilled on windows without repetitions"
+    )},
+    DISTILLED: {"way": "heads from others, distilled"},
+}  # fmt: skip
 # by model: key and value dims, the uncut ones first
 ALL_MODELS = {**MODELS, "Hybrid": "qwen3_next-30m"}
 KEYS = {title: [(key_dim, 256 if "Gated" in title else 128) for key_dim in (128, *KEY_DIMS)] for title in ALL_MODELS}
@@ -40,8 +47,11 @@ VARIANTS = (
 )
 
 
-def compared(title: str, key_dim: int, value_dim: int) -> dict[str, Any]:
-    """Return a row of a cut and its reconstruction, or of the uncut model: perplexity per word, nats, recall."""
+def compared(title: str, key_dim: int, value_dim: int, after: str = "reconstructed") -> dict[str, Any]:
+    """Return a row of a cut and its reconstruction, or of the uncut model: perplexity per word, nats, recall.
+
+    The hybrid was reconstructed only with its heads kept.
+    """
     name = ALL_MODELS[title]
     widths = KEYS[title][0]
     row: dict[str, Any] = {"model": title, "dims": f"{key_dim} x {value_dim}"}
@@ -49,7 +59,7 @@ def compared(title: str, key_dim: int, value_dim: int) -> dict[str, Any]:
         uncut = DIMS[(name, *widths, "uncut")]
         return {**row, "word": uncut["word_perplexity"], "recall": 100 * _recalled(uncut), "state": "100 %"}
     row["state"] = percent(key_dim * value_dim / (widths[0] * widths[1]))
-    for what, prefix in (("cut", ""), ("reconstructed", "after_")):
+    for what, prefix in (("cut", ""), (KEPT if title == "Hybrid" else after, "after_")):
         measured = DIMS[name, key_dim, value_dim, what]
         row |= {
             f"{prefix}word": measured["word_perplexity"],
@@ -79,9 +89,10 @@ def lost(title: str, key_dim: int, value_dim: int, what: str) -> float:
 
 def gained(way: str, title: str, key_dim: int) -> float:
     """Return the nats per token over the uncut model on WikiText-2, after what an option did."""
-    if way in ("cut", "reconstructed"):
-        return lost(title, key_dim, KEYS[title][0][1], way)
-    row = only(MEASURED["rows"], model=MODELS[title], key_dim=key_dim, **WAYS[way])
+    where = WAYS.get(way, way)
+    if isinstance(where, str):
+        return lost(title, key_dim, KEYS[title][0][1], where)
+    row = only(MEASURED["rows"], model=MODELS[title], key_dim=key_dim, **where)
     return row["nats_over_uncut"]["wikitext2"]
 
 
@@ -211,11 +222,11 @@ TABLES = {
     "reconstruction": table({**PLACE, **MEASURES}, (compared(title, *dims) for title in KEYS for dims in KEYS[title])),
     "dims": table(
         {**PLACE, "state": "{state}", **MEASURES},
-        (compared(title, *dims) for title in BOTH for dims in BOTH[title]),
+        (compared(title, *dims, after=KEPT) for title in BOTH for dims in BOTH[title]),
     ),
     "reconstruction-distilled": grid(
         ("nats over uncut",),
-        [("reconstructed",), *((way,) for way in WAYS)],
+        [(way,) for way in WAYS],
         PLACES,
         lambda way, place: f"{gained(way, *place):.3f}",
     ),
@@ -269,4 +280,6 @@ NUMBERS = {
     "dims-recall-error": _recall_error(),
     "reconstruction-sum": f"{sum(gained('reconstructed', *place) for place in PLACES):.3f}",
     "reconstruction-cut-sum": f"{sum(gained('cut', *place) for place in PLACES):.2f}",
+    "reconstruction-kept-sum": f"{sum(gained(KEPT, *place) for place in PLACES):.3f}",
+    "reconstruction-distilled-sum": f"{sum(gained(DISTILLED, *place) for place in PLACES):.3f}",
 }
