@@ -104,7 +104,7 @@ class TensorMask(SameShapes):
         return name in self._rows or self._cutter.rearranges(name)
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
-        tensor = self._cutter.rearranged(name, tensor)
+        tensor = self._cutter.rearrange(name, tensor)
         if name not in self._rows:
             return tensor
         plain, dim, rows = self._rows[name]

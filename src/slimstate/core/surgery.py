@@ -49,7 +49,7 @@ class Cutter:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
             for axis, slot, heads in () if choice.origins is None else mixer.moves(choice.origins):
-                move = partial(moved, axis, slot, heads, shared=is_output(mixer, slot))
+                move = partial(take_rows, axis, slot, heads, shared=is_output(mixer, slot))
                 self._moves.setdefault(mixer.name_of(slot), []).append(move)
             for slot in mixer.axis.slots:
                 self._drop(mixer, mixer.axis, slot, remaining_channels(choice), rescaled=corrected)
@@ -142,7 +142,7 @@ class Cutter:
             first, second, rank = self._bottlenecks[name]
             before, after, _ = self._narrowed(first, second, rank)
             return (before if name == first else after).to(tensor.device, tensor.dtype)
-        tensor = self.rearranged(name, tensor)
+        tensor = self.rearrange(name, tensor)
         if name not in self._dropped:
             return tensor
         for rotate in self._rotations.get(name, ()):
@@ -160,7 +160,7 @@ class Cutter:
         """Return whether parameter `name` has rows of heads that are made from others."""
         return name in self._moves
 
-    def rearranged(self, name: str, tensor: Tensor) -> Tensor:
+    def rearrange(self, name: str, tensor: Tensor) -> Tensor:
         """Return parameter `name` with the rows of every head from the one that it is made from."""
         for move in self._moves.get(name, ()):
             tensor = move(tensor)
@@ -199,7 +199,7 @@ def check_choice(mixer: Mixer, choice: Choice) -> None:
         raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be rotated, only chosen")
 
 
-def moved(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared: bool = False) -> Tensor:
+def take_rows(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared: bool = False) -> Tensor:
     """Return a parameter whose heads have the rows of `heads`; `shared` rows are divided by the number of copies."""
     rows = axis.all_rows(slot)
     result = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()

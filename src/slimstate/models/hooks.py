@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from slimstate.core.layout import HookPoint, Mixer, ValueAxis
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import Cutter, dropped_channels, is_output, moved, remaining_channels, rotated
+from slimstate.core.surgery import Cutter, dropped_channels, is_output, remaining_channels, rotated, take_rows
 from slimstate.system.value import Value
 
 Role = Literal["query", "key", "key-like"]
@@ -147,7 +147,7 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
                 for part, slot, heads in () if choice.origins is None else mixer.moves(choice.origins):
                     parameter = parameter_of(mixer, slot.parameter)
                     values = parameter.detach()
-                    parameter.copy_(moved(part, slot, heads, values, shared=is_output(mixer, slot)))
+                    parameter.copy_(take_rows(part, slot, heads, values, shared=is_output(mixer, slot)))
                 for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
                     assert isinstance(choice, Basis)
                     parameter = parameter_of(mixer, slot.parameter)

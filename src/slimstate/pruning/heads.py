@@ -1,12 +1,12 @@
 """Choose the uncut heads that the heads of a cut are made from.
 
-All heads of a cut have the same key dim, and few need it. In a layer that recalls, one head loses almost all that a cut
-loses, and others can go. Such a head takes their places: its channels are dealt among all heads that are made from it,
-each of which stores its values.
+All heads of a cut have the same key dim, but not all need it: in a layer that recalls, one head loses almost all that
+the cut loses, and others can be removed at little cost. Several heads of the cut can then be made from that head: each
+has its values, and its channels are divided among them.
 
-An arrangement of one layer is judged by the predictions of the whole model, on windows that repeat themselves: only
-there is it seen what a state still remembers. What heads computed that are gone can be learnt by the others, and counts
-less: the cost of an arrangement is the loss, and a part of the divergence from the uncut model.
+The output of the layer does not show which heads these are, as it changes more where a head is removed. So the whole
+model predicts windows with repetitions, which show what a state still remembers. The cost of a cut of one layer is what
+it adds to the loss, and half of the divergence from the uncut model, which training partly removes.
 """
 
 import functools
@@ -29,12 +29,12 @@ from slimstate.system import distributed
 from slimstate.system.progress import Reporter
 
 TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the measurement
-CHANGE = 0.5  # share of the divergence from the uncut model that counts as a loss
+DIVERGENCE = 0.5  # weight of the divergence from the uncut model beside the loss
 SMALL = 0.1  # share of the cost of all layers, below which a layer stays as it is
 GAIN = 0.1  # by which every step must lower the cost of a layer
-WANTING, SPARE = 2, 2  # heads that may take places, and heads that may give theirs, in one step
+TAKERS, GIVERS = 2, 2  # heads that may take places, and heads that may give theirs, in one step
 
-Arranged = Callable[[Mixer, Tensor], Choice]  # returns the choice of a mixer whose heads have these origins
+Chooser = Callable[[Mixer, Tensor], Choice]  # returns the choice of a mixer whose heads have these origins
 
 
 class Predictions:
@@ -71,7 +71,7 @@ class Predictions:
         """Return what the model loses with one layer cut, or one head of it."""
         with masked(self.model, [mixer], {mixer.layer: choice}, head=head):
             loss, divergence = self._loss()
-        return loss - self.loss + CHANGE * divergence
+        return loss - self.loss + DIVERGENCE * divergence
 
 
 def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
@@ -79,13 +79,13 @@ def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
 
     The whole model runs; where that is not possible, a line says so and every head is made from its own.
     """
-    checkpoint, mixers, reporter = job.checkpoint, job.checkpoint.mixers, job.reporter
+    checkpoint, mixers, reporter, place = job.checkpoint, job.checkpoint.mixers, job.reporter, job.run.place
     is_possible = all(mixer.scalars is not None for mixer in mixers) and job.request.keep < mixers[0].axis.width
     if not is_possible or job.selector.rotates:
         return {}
-    place, size = job.run.place, checkpoint.parameters * job.run.precision.itemsize
-    copies = distributed.count_here() if place.type == "cpu" else 1
-    if not distributed.from_main(lambda: copies * size <= SHARE_FOR_WEIGHTS * free_bytes(place)):
+    size = checkpoint.parameters * job.run.precision.itemsize
+    size *= distributed.count_here() if place.type == "cpu" else 1
+    if not distributed.from_main(lambda: size <= SHARE_FOR_WEIGHTS * free_bytes(place)):
         reporter.say("every head is made from its own: the model does not fit into memory as a whole")
         return {}
     with reporter.waiting("loading the model"):
@@ -96,63 +96,63 @@ def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
     evidence = calibrate(runtime, mixers, windows, needs, reporter) if needs else {}
 
     @functools.cache
-    def choice(mixer: Mixer, origins: tuple[int, ...]) -> Choice:
+    def choose(mixer: Mixer, origins: tuple[int, ...]) -> Choice:
         return job.choices([mixer], evidence, {mixer.layer: torch.tensor(origins)})[mixer.layer]
 
     predictions = Predictions(runtime, repeating(windows, job.request.seed))
-    found = find_origins(predictions, mixers, lambda mixer, origins: choice(mixer, tuple(origins.tolist())), reporter)
-    if found:
-        layers = f"layer{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+    result = find_origins(predictions, mixers, lambda mixer, origins: choose(mixer, tuple(origins.tolist())), reporter)
+    if result:
+        layers = f"layer{'s' * (len(result) > 1)} {', '.join(map(str, result))}"
         reporter.say(f"{layers}: heads that lose most take the places of others (not with `keep_heads`)")
-    return found
+    return result
 
 
 def find_origins(
-    predictions: Predictions, mixers: Sequence[Mixer], arranged: Arranged, reporter: Reporter
+    predictions: Predictions, mixers: Sequence[Mixer], choose: Chooser, reporter: Reporter
 ) -> dict[int, Tensor]:
     """Return the origins of the heads of every layer in which other ones than their own cost less."""
     layers = reporter.track(mixers, "measuring layers", len(mixers))
-    costs = [predictions.cost(mixer, arranged(mixer, torch.arange(mixer.axis.heads))) for mixer in layers]
+    costs = [predictions.cost(mixer, choose(mixer, torch.arange(mixer.axis.heads))) for mixer in layers]
     smallest = SMALL * sum(cost for cost in costs if cost > 0)
     costly = [(mixer, cost) for mixer, cost in zip(mixers, costs, strict=True) if cost > smallest]
-    found = {}
+    result = {}
     for mixer, before in reporter.track(costly, "measuring heads", len(costly)):
-        origins, cost = _rearrange(predictions, mixer, arranged, before)
+        origins, cost = _search(predictions, mixer, choose, before)
         if cost < before:
-            found[mixer.layer] = origins
+            result[mixer.layer] = origins
             reporter.detail(f"layer {mixer.layer}: heads from {origins.tolist()}, cost {before:.4f} to {cost:.4f}")
-    return found
+    return result
 
 
-def _rearrange(predictions: Predictions, mixer: Mixer, arranged: Arranged, cost: float) -> tuple[Tensor, float]:
-    """Return the origins of a layer, found by giving places away step by step, and their cost."""
+def _search(predictions: Predictions, mixer: Mixer, choose: Chooser, cost: float) -> tuple[Tensor, float]:
+    """Return the origins of a layer, for which heads give their places away step by step, and their cost."""
     heads, width, own = mixer.axis.heads, mixer.axis.width, torch.arange(mixer.axis.heads)
-    cut, everything = arranged(mixer, own), torch.arange(width).expand(heads, -1)
+    cut, everything = choose(mixer, own), torch.arange(width).expand(heads, -1)
     most = -(-width // cut.key_dim)  # copies of a head that have all of its channels
-    missing = [Selection(keep=everything, origins=own.where(own != head, (head + 1) % heads)) for head in own.tolist()]
-    without = [predictions.cost(mixer, choice) for choice in missing]  # each of the heads
+    others = [Selection(keep=everything, origins=own.where(own != head, (head + 1) % heads)) for head in own.tolist()]
+    without = [predictions.cost(mixer, choice) for choice in others]  # each of the heads
     alone = [predictions.cost(mixer, cut, head) for head in range(heads)]  # if it alone is cut
-    by_want = sorted(range(heads), key=lambda head: -alone[head])
-    by_spare = sorted(range(heads), key=lambda head: without[head])
+    by_need = sorted(range(heads), key=lambda head: -alone[head])
+    by_use = sorted(range(heads), key=lambda head: without[head])
     origins = own
     while cost > 0:
         counts = torch.bincount(origins, minlength=heads).tolist()
         candidates = []
-        for head in [head for head in by_want if counts[head]][:WANTING]:
-            spare = [other for other in by_spare if other != head and counts[other]][:SPARE]
-            given = [[other] for other in spare] + [spare] * (len(spare) > 1)
-            candidates += [_given(origins, head, others) for others in given if counts[head] + len(others) <= most]
-        measured = [(predictions.cost(mixer, arranged(mixer, each)), each) for each in candidates]
-        best, arrangement = min(measured, key=lambda pair: pair[0], default=(cost, origins))
+        for head in [head for head in by_need if counts[head]][:TAKERS]:
+            givers = [other for other in by_use if other != head and counts[other]][:GIVERS]
+            groups = [[other] for other in givers] + [givers] * (len(givers) > 1)
+            candidates += [_replace(origins, group, head) for group in groups if counts[head] + len(group) <= most]
+        costs = [(predictions.cost(mixer, choose(mixer, candidate)), candidate) for candidate in candidates]
+        best, candidate = min(costs, key=lambda pair: pair[0], default=(cost, origins))
         if not best < (1 - GAIN) * cost:
             break
-        cost, origins = best, arrangement
+        cost, origins = best, candidate
     return origins, cost
 
 
-def _given(origins: Tensor, head: int, others: Sequence[int]) -> Tensor:
-    """Return the origins after a head took one place of each of the others."""
+def _replace(origins: Tensor, heads: Sequence[int], by: int) -> Tensor:
+    """Return the origins after each of the heads left one of its places to another."""
     result = origins.clone()
-    for other in others:
-        result[int((result == other).nonzero()[-1])] = head
+    for head in heads:
+        result[int((result == head).nonzero()[-1])] = by
     return result

@@ -84,7 +84,7 @@ class SelectionJob(Value):
         selections = list(choose(self.selector, each, self.request))
         for place, mixer in enumerate(mixers):
             if mixer.layer in origins:
-                selections[place] = self._made_from(origins[mixer.layer], mixer, evidence, selections[place])
+                selections[place] = self._choose_from(origins[mixer.layer], mixer, evidence, selections[place])
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
             choices = list(pool.map(certify, selections, map(evidence.get, layers)))
         if self.value_selector is not None and self.value_request is not None:
@@ -96,7 +96,7 @@ class SelectionJob(Value):
             ]
         return dict(zip(layers, choices, strict=True))
 
-    def _made_from(self, origins: Tensor, mixer: Mixer, evidence: Mapping[int, Evidence], own: Choice) -> Choice:
+    def _choose_from(self, origins: Tensor, mixer: Mixer, evidence: Mapping[int, Evidence], own: Choice) -> Choice:
         """Return the choice of a mixer whose heads are made from others; n copies of one share n times the channels."""
         keep, copies, width = self.request.keep, torch.bincount(origins).tolist(), mixer.axis.width
         channels = {1: remaining_channels(own)}
