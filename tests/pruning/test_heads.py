@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -137,6 +138,14 @@ class Costs:
             return 1.0 * (head == 2)
         copies = int((choice.origins == 2).sum())
         return 1.0 / copies if copies else 5.0
+
+
+def test_layers_that_hardly_lose_are_left_alone(folders):
+    mixers = Checkpoint.open(folders["delta_net-plain"]).mixers
+    own = torch.arange(8).expand(2, -1)
+    costs = Mock(cost=Mock(return_value=0.019))
+    assert not find_origins(costs, mixers, lambda _, origins: Selection(keep=own, origins=origins), SILENT)
+    assert costs.cost.call_count == len(mixers)
 
 
 @pytest.mark.parametrize("other_layers", [0.0, -1.0])

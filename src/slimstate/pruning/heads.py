@@ -30,7 +30,7 @@ from slimstate.system.progress import Reporter
 
 TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the measurement
 DIVERGENCE = 0.5  # weight of the divergence from the uncut model beside the loss
-SMALL = 0.1  # share of the cost of all layers, below which a layer stays as it is
+SMALL, LEAST = 0.1, 0.02  # share of the cost of all layers, and nats, below which a layer stays as it is
 GAIN = 0.1  # by which every step must lower the cost of a layer
 TAKERS, GIVERS = 2, 2  # heads that may take places, and heads that may give theirs, in one step
 
@@ -113,7 +113,7 @@ def find_origins(
     """Return the origins of the heads of every layer in which other ones than their own cost less."""
     layers = reporter.track(mixers, "measuring layers", len(mixers))
     costs = [predictions.cost(mixer, choose(mixer, torch.arange(mixer.axis.heads))) for mixer in layers]
-    smallest = SMALL * sum(cost for cost in costs if cost > 0)
+    smallest = max(LEAST, SMALL * sum(cost for cost in costs if cost > 0))
     costly = [(mixer, cost) for mixer, cost in zip(mixers, costs, strict=True) if cost > smallest]
     result = {}
     for mixer, before in reporter.track(costly, "measuring heads", len(costly)):
