@@ -117,14 +117,16 @@ def find_origins(
     costly = [(mixer, cost) for mixer, cost in zip(mixers, costs, strict=True) if cost > smallest]
     result = {}
     for mixer, before in reporter.track(costly, "measuring heads", len(costly)):
-        origins, cost = _search(predictions, mixer, choose, before)
+        origins, cost = _search(predictions, mixer, choose, before, reporter)
         if cost < before:
             result[mixer.layer] = origins
             reporter.detail(f"layer {mixer.layer}: heads from {origins.tolist()}, cost {before:.4f} to {cost:.4f}")
     return result
 
 
-def _search(predictions: Predictions, mixer: Mixer, choose: Chooser, cost: float) -> tuple[Tensor, float]:
+def _search(
+    predictions: Predictions, mixer: Mixer, choose: Chooser, cost: float, reporter: Reporter
+) -> tuple[Tensor, float]:
     """Return the origins of a layer, for which heads give their places away step by step, and their cost."""
     heads, width, own = mixer.axis.heads, mixer.axis.width, torch.arange(mixer.axis.heads)
     cut, everything = choose(mixer, own), torch.arange(width).expand(heads, -1)
@@ -132,6 +134,8 @@ def _search(predictions: Predictions, mixer: Mixer, choose: Chooser, cost: float
     others = [Selection(keep=everything, origins=own.where(own != head, (head + 1) % heads)) for head in own.tolist()]
     without = [predictions.cost(mixer, choice) for choice in others]  # each of the heads
     alone = [predictions.cost(mixer, cut, head) for head in range(heads)]  # if it alone is cut
+    for title, numbers in (("cut alone", alone), ("removed alone", without)):
+        reporter.detail(f"layer {mixer.layer}: heads {title} cost {', '.join(f'{number:.4f}' for number in numbers)}")
     by_need = sorted(range(heads), key=lambda head: -alone[head])
     by_use = sorted(range(heads), key=lambda head: without[head])
     origins = own
