@@ -26,10 +26,9 @@ from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT
 
 KEY_DIM = 8
-MOVABLE = tuple(
-    name for name in tiny.EVERY_PLAIN if name not in tiny.VALUES_ONLY
-    and name.startswith(("delta_net", "gated_deltanet", "qwen3", "minicpm"))
-)  # fmt: skip
+FAMILIES = ("delta_net", "gated_deltanet", "qwen3", "minicpm")
+VARIANTS = tuple(name for name in tiny.VARIANTS if name.startswith(FAMILIES) and name != "delta_net-no-beta")
+MOVABLE = tuple(name for name in VARIANTS if name in tiny.EVERY_PLAIN)
 
 
 def logits_of(model: torch.nn.Module) -> torch.Tensor:
@@ -84,6 +83,16 @@ def test_the_order_of_heads_does_not_matter_and_copies_are_those_of_the_mask(nam
     with masked(model, Checkpoint.open(folders[name]).mixers, plan.selections):
         torch.testing.assert_close(logits_of(model), copied, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(copied, own, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_order_of_heads_does_not_matter_with_any_option(name, folders):
+    runtime, mixers = load(folders[name], device="cpu"), Checkpoint.open(folders[name]).mixers
+    turned = {mixer.layer: everything(mixer, list(range(mixer.axis.heads))[::-1]) for mixer in mixers}
+    uncut = logits_of(runtime.model)
+    with masked(runtime.model, mixers, turned):
+        torch.testing.assert_close(logits_of(runtime.model), uncut, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits_of(runtime.model), uncut)
 
 
 @pytest.mark.parametrize("name", MOVABLE)
