@@ -12,6 +12,7 @@ import tiny
 from places import ROOT
 from slimstate.core.file_names import PLAN
 from slimstate.core.standard_errors import residual_error, share_error, standard_error
+from slimstate.evaluation.associative_recall import recall_change
 from slimstate.evaluation.measure import compare
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
@@ -128,6 +129,49 @@ def test_errors_of_shares_are_those_of_repeated_draws():
         assert same[0].measure == name
         spread = statistics.stdev(pair.share for pair in same)
         assert statistics.fmean(pair.share_error for pair in same) == pytest.approx(spread, rel=0.05)
+
+
+def recall_of(shares: list[list[float]], digest: str = "a") -> Result:
+    means = [statistics.fmean(each) for each in shares]
+    points = [
+        RecallPoint(pairs=2 + number, accuracy=mean, stderr=0.1, shares=tuple(each))
+        for number, (mean, each) in enumerate(zip(means, shares, strict=True))
+    ]
+    mean = statistics.fmean(means)
+    recall = AssociativeRecall(points=tuple(points), mean=mean, stderr=0.07, candidates=8, digest=digest)
+    return Result(name="a", model="a", associative_recall=recall)
+
+
+def test_errors_of_recall_on_the_same_sequences_are_those_of_repeated_draws():
+    """Both models find the same sequences hard; numbers of pairs have different numbers of sequences."""
+
+    def draw() -> tuple[Result, Result]:
+        noise = [torch.randn(3, count, generator=random).double() / 20 for count in (32, 8)]
+        return tuple(recall_of([(level + 2 * each[0] + each[own]).tolist() for each in noise]) for level, own in levels)
+
+    levels = ((0.5, 1), (0.8, 2))
+    random = torch.Generator().manual_seed(0)
+    draws = [draw() for _ in range(2000)]
+    compared = [compare(*results) for results in draws]
+    for number in range(3):
+        pairs = [each[number] for each in compared]
+        for values, errors in (
+            ([pair.model - pair.baseline for pair in pairs], [pair.error for pair in pairs]),
+            ([pair.share for pair in pairs], [pair.share_error for pair in pairs]),
+        ):
+            assert statistics.fmean(errors) == pytest.approx(statistics.stdev(values), rel=0.06)
+    cut, uncut = (result.associative_recall for result in draws[0])
+    assert recall_change(cut, uncut) == pytest.approx((cut.mean - uncut.mean, compared[0][0].error))
+
+
+def test_recall_on_other_sequences_or_changed_alike_in_all_of_them_has_the_error_of_independent_numbers():
+    shares, others, alike = [[0.2, 0.4], [0.1, 0.2]], [[0.4, 0.8], [0.4, 0.3]], [[0.3, 0.5], [0.2, 0.3]]
+    pairs = compare(recall_of(shares), recall_of(others))  # which differ by 0.2 and 0.4, and by 0.3 and 0.1
+    assert [pair.error for pair in pairs] == pytest.approx([math.hypot(0.1, 0.1) / 2, 0.1, 0.1])
+    for baseline in (recall_of(others, "b"), recall_of([each[:1] for each in others]), recall_of(alike)):
+        errors = [pair.error for pair in compare(recall_of(shares), baseline)]
+        assert errors == pytest.approx([math.hypot(each, each) for each in (0.07, 0.1, 0.1)])
+    assert [pair.error for pair in compare(recall_of(shares), recall_of(shares))] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("shift", "is_same"), [(0.02, True), (0.2, False)])

@@ -21,12 +21,16 @@ def share_error(successes: float, count: int) -> float:
 
 
 def ratio_residuals(amounts: Sequence[float], sizes: Sequence[float]) -> tuple[float, ...]:
-    """Return by how much each part moves sum(amounts) / sum(sizes), to first order; none where parts are missing."""
-    if not sizes or len(amounts) != len(sizes):
+    """Return by how much each part moves sum(amounts) / sum(sizes), to first order.
+
+    The root of their sum of squares is the standard error. There are none with fewer than two parts, or where sizes
+    are missing.
+    """
+    if len(sizes) < 2 or len(amounts) != len(sizes):
         return ()
-    total = math.fsum(sizes)
+    total, scale = math.fsum(sizes), math.sqrt(len(sizes) / (len(sizes) - 1))
     ratio = math.fsum(amounts) / total
-    return tuple((amount - ratio * size) / total for amount, size in zip(amounts, sizes, strict=True))
+    return tuple(scale * (amount - ratio * size) / total for amount, size in zip(amounts, sizes, strict=True))
 
 
 def residual_error(
@@ -34,10 +38,9 @@ def residual_error(
 ) -> float | None:
     """Return the standard error of a number, or of it less `factor` times another one of the same parts.
 
-    None with fewer than two parts, or with other parts.
+    None without residuals, or with other parts.
     """
     others = [0.0] * len(residuals) if others is None else others
-    if len(residuals) < 2 or len(residuals) != len(others):
+    if not residuals or len(residuals) != len(others):
         return None
-    spread = math.hypot(*(here - factor * there for here, there in zip(residuals, others, strict=True)))
-    return spread * math.sqrt(len(residuals) / (len(residuals) - 1))
+    return math.hypot(*(here - factor * there for here, there in zip(residuals, others, strict=True)))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.core.standard_errors import share_error, standard_error
+from slimstate.core.standard_errors import share_error
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
 from slimstate.models.load import Runtime
@@ -76,10 +76,8 @@ def recall_tokens(sequences: int = SEQUENCES) -> int:
 
 def recall_change(recall: AssociativeRecall, uncut: AssociativeRecall) -> tuple[float, float | None]:
     """Return the difference of the means and its standard error, over the sequences that both models read."""
-    pairs = zip(recall.points, uncut.points, strict=True)
-    errors = [standard_error(point.shares, other.shares) for point, other in pairs]
-    error = None if None in errors else math.hypot(*filter(None, errors)) / len(errors)
-    return (recall.mean or 0.0) - (uncut.mean or 0.0), error
+    mean, other = next(recall.measures()), next(uncut.measures())
+    return (mean.value or 0.0) - (other.value or 0.0), mean.difference_error(other)
 
 
 def draw_vocabulary(tokenizer: Any, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

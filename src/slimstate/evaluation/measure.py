@@ -1,11 +1,10 @@
 """Measure one model: perplexity of a text, tasks of lm-eval, associative recall; and compare two results."""
 
-import math
 import statistics
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.standard_errors import residual_error, standard_error
+from slimstate.core.standard_errors import standard_error
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
@@ -17,7 +16,7 @@ from slimstate.evaluation.wikitext import WikiText, add_words
 from slimstate.models.load import Runtime, load_with
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
-from slimstate.records.evaluation import Measure, MeasurePair, Result
+from slimstate.records.evaluation import MeasurePair, Result
 from slimstate.system.progress import Reporter
 from slimstate.system.value import Value
 
@@ -82,21 +81,12 @@ def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:
             share = share_error = None
             if above.value is not None and below.value:
                 share = above.value / below.value
-                error = _difference_error(above, below, share)
+                error = above.difference_error(below, share)
                 share_error = None if error is None else error / abs(below.value)
             rows.append(
                 MeasurePair(
                     measure=measure.name, model=value, baseline=reference, share=share, share_error=share_error,
-                    error=_difference_error(measure, other),
+                    error=measure.difference_error(other),
                 )
             )  # fmt: skip
     return tuple(rows)
-
-
-def _difference_error(measure: Measure, other: Measure, factor: float = 1.0) -> float | None:
-    """Return the standard error of a number less `factor` times another, by windows or pages if they are of a text."""
-    if measure.group == "text":
-        return residual_error(measure.residuals, other.residuals, factor)
-    if measure.error is None or other.error is None:
-        return None
-    return math.hypot(measure.error, factor * other.error)

@@ -1,5 +1,6 @@
 """Evaluations: perplexity, tasks and recall of a model, alone, beside a baseline, or at every cut of a sweep."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Annotated
@@ -22,6 +23,10 @@ class RecallPoint(Value):
     questions: Count | None = None
     shares: tuple[float, ...] = ()  # of right answers, in each sequence
 
+    @property
+    def residuals(self) -> tuple[float, ...]:
+        return ratio_residuals(self.shares, [1] * len(self.shares))
+
 
 class AssociativeRecall(Value):
     points: Annotated[tuple[RecallPoint, ...], NON_EMPTY]
@@ -35,10 +40,15 @@ class AssociativeRecall(Value):
 
     def measures(self) -> "Iterator[Measure]":
         """Yield the mean, and the accuracy with each number of pairs."""
-        points = [(f"{point.pairs} pairs", point.accuracy, point.stderr) for point in self.points]
-        for label, value, error in (("recall", self.mean, self.stderr), *points):
+        residuals = [point.residuals for point in self.points]
+        of_mean = [each / len(residuals) for point in residuals for each in point] if all(residuals) else []
+        points = [(f"{point.pairs} pairs", point.accuracy, point.stderr, point.residuals) for point in self.points]
+        for label, value, error, parts in (("recall", self.mean, self.stderr, tuple(of_mean)), *points):
             name = "associative recall" if label == "recall" else f"associative recall, {label}"
-            yield Measure(group="recall", name=name, label=label, value=value, more_is_better=True, error=error)
+            yield Measure(
+                group="recall", name=name, label=label, value=value, more_is_better=True, error=error, residuals=parts,
+                digest=self.digest,
+            )  # fmt: skip
 
 
 class TaskData(Value):
@@ -59,6 +69,9 @@ class TaskScores(Value):
     data: TaskData | None = None
 
 
+ROUNDING = 1e-12  # of standard errors
+
+
 class Measure(Value):
     """A number of an evaluation, with its group and its names."""
 
@@ -68,7 +81,8 @@ class Measure(Value):
     value: float | None
     more_is_better: bool | None
     error: float | None = None
-    residuals: tuple[float, ...] = ()  # by how much each window or page of a text moves the value
+    residuals: tuple[float, ...] = ()  # by how much each window, page or sequence moves the value
+    digest: str | None = None  # of what the model read
 
     @property
     def text(self) -> str:
@@ -76,6 +90,18 @@ class Measure(Value):
         if self.value is None:
             return ""
         return with_error(f"{self.value:.4g}" if not 1e4 <= self.value < HUGE else f"{self.value:,.0f}", self.error)
+
+    def difference_error(self, other: "Measure", factor: float = 1.0) -> float | None:
+        """Return the standard error of this number less `factor` times another one.
+
+        It is of the pairs of windows, pages or sequences where both models read the same; otherwise, except of a text,
+        it is that of two independent numbers. Shares that all change alike do not make a change certain.
+        """
+        is_same = self.digest == other.digest
+        paired = residual_error(self.residuals, other.residuals, factor) if is_same else None
+        if self.group == "text" or (paired is not None and (paired > ROUNDING or self.value == other.value)):
+            return paired
+        return None if self.error is None or other.error is None else math.hypot(self.error, factor * other.error)
 
 
 MAIN_METRICS = ("word_perplexity", "acc_norm", "acc", "contains")  # by preference, where a task shows only one
