@@ -21,6 +21,7 @@ from sample_records import FILES, FOLDER, PLAN_FILE, Record, all_records, large_
 
 from slimstate.core.file_names import PLAN
 from slimstate.records.evaluation import SweepRecord
+from slimstate.records.folder import read_records
 from slimstate.records.numbers import fixed
 from slimstate.records.states import TraceRecord
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord
@@ -133,6 +134,14 @@ def test_the_page_of_a_cut_alone_names_the_commands_that_add_more(tmp_path, unpa
     ):
         assert words in text, words
     assert "Not on this page" not in page_text(tmp_path / "all", all_records())
+
+
+def test_records_beside_the_weights_of_a_model_are_on_the_page_and_their_copies_in_its_cuts_are_not(tmp_path):
+    for name in ("model", "slim"):
+        write(tmp_path, {f"{name}/config.json": {}, f"{name}/scores.json": sample("evaluation.json")})
+        (tmp_path / name / "tokenizer.json").write_text('{"version": "1.0", "kind": "evaluation"}')
+    records = read_records(tmp_path)
+    assert (records.counts(), records.skipped) == ({"evaluation": 1}, ())
 
 
 def test_utilisation_comes_from_traces_and_a_note_gives_that_of_the_sweep(tmp_path, unpainted):

@@ -34,6 +34,7 @@ def test_quotes_are_one_short_line():
     assert quoted("a" + "-" * 100 + "z")[0] + quoted("a" + "-" * 100 + "z")[-1] == "az"
     assert reason_of(ValueError("one\ntwo")) == "ValueError: one"
     assert (reason_of(KeyError()), reason_of(OSError("a:\n  b\nc"))) == ("KeyError", "OSError: a: b")
+    assert reason_of(ValueError("one of: (1) a, \n(2) b.\nc")) == "ValueError: one of: (1) a, (2) b."
 
 
 def test_only_regular_files_are_opened(tmp_path):

@@ -20,6 +20,7 @@ from slimstate.core.file_names import CONFIG
 from slimstate.families import Config
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import check_model_folder
+from slimstate.records.numbers import format_mib
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 from slimstate.system import atomic, threads
 from slimstate.system.errors import ModelError, OutputError
@@ -118,7 +119,7 @@ def new_checkpoint(checkpoint: Checkpoint, outline: Change, out: Path, *, force:
         with atomic.writing(out):
             size, free = _bytes_after(checkpoint, outline), shutil.disk_usage(folder).free
             if size > free:
-                sizes = f"needs {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free"
+                sizes = f"needs {format_mib(size)}, and {format_mib(free)} are free"
                 raise OutputError(f"no space left: the new model {sizes}")
             writer = CheckpointWriter(checkpoint, outline, folder, out, force)
         try:

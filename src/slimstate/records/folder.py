@@ -1,5 +1,6 @@
 """The records in a folder by kind, and which files slimstate has written and may therefore replace."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, quoted
-from slimstate.system.input_files import read_bytes
+from slimstate.system.input_files import open_regular, read_bytes
 from slimstate.system.json_files import parse_any, read_json
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 RECORD_FILES = (PLAN, *(each.FILE for each in (EvaluationRecord, ReconstructionRecord, RecoveryRecord, TrainingRecord)))
+RECORD_HEAD, MAX_HEAD_BYTES = re.compile(rb'\s*\{\s*"kind":\s*"'), 64
 MAX_RECORD_BYTES = 2**30  # plans of directions are large
 TYPES: dict[str, type[Record]] = {
     kind.KIND: kind
@@ -64,17 +66,19 @@ KINDS = tuple(item.name for item in fields(Records) if item.name != "skipped")
 
 
 def read_records(folder: Path) -> Records:
-    """Return every record under a folder; in a model folder, only files that slimstate wrote are read."""
+    """Return every record under a folder; in a model folder, only files that slimstate wrote are read, copies once."""
     if not folder.is_dir():
         raise DataError(f"no folder {folder}")
     files: dict[str, list[RecordFile[Any]]] = {kind: [] for kind in KINDS}
-    skipped = []
+    skipped, copied = [], set()
     for path in sorted(folder.rglob("*.json")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        is_ours = path.name in RECORD_FILES or not (path.parent / "config.json").exists()
-        if is_hidden or not is_ours:
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         try:
+            if path.name not in RECORD_FILES and (path.parent / "config.json").exists():  # in a model folder
+                if not _is_record(path) or (content := read_bytes(path, DataError, MAX_RECORD_BYTES)) in copied:
+                    continue
+                copied.add(content)  # `prune` copies what lies beside the weights
             data = parse_any(read_bytes(path, DataError, MAX_RECORD_BYTES), "it", DataError)
             kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
             if kind == "plan":
@@ -88,6 +92,12 @@ def read_records(folder: Path) -> Records:
         except DataError as error:
             skipped.append(f"{quoted(path)} was skipped: {error}")
     return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in files.items()})
+
+
+def _is_record(path: Path) -> bool:
+    """Return whether a file begins as records do, without reading the rest, such as a vocabulary."""
+    with open_regular(path, DataError) as file:
+        return RECORD_HEAD.match(file.read(MAX_HEAD_BYTES)) is not None
 
 
 DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")

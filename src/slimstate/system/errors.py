@@ -1,5 +1,6 @@
 """Errors that the user can act on, printed as one line. Any other exception is a bug and keeps its traceback."""
 
+import re
 from pathlib import Path
 
 MAX_QUOTE, MAX_LINE = 80, 480  # characters
@@ -50,6 +51,6 @@ def quoted(value: object, max_length: int = MAX_QUOTE) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the kind and the first line of another library's exception; a line that ends in a colon goes on."""
-    lines = str(error).strip().replace(": \n", ":\n").replace(":\n", ": ").splitlines()
+    """Return the kind and the first line of another library's exception; one that ends in a colon or a comma goes on."""
+    lines = re.sub(r"([:,])\s*\n", r"\1 ", str(error).strip()).splitlines()
     return quoted(": ".join([type(error).__name__, *(" ".join(line.split()) for line in lines[:1])]), 2 * MAX_QUOTE)
