@@ -23,8 +23,9 @@ from slimstate.cli.commands import Command, WorkflowCommand, flag_of
 from slimstate.core.file_names import CONFIG
 from slimstate.records.provenance import INPUTS, command_line, run_config
 from slimstate.records.training import ReconstructionRecord
-from slimstate.system.errors import PlanError, SlimstateError
+from slimstate.system.errors import DataError, PlanError, SlimstateError
 from slimstate.system.options import Options, once, options_of, prefixed
+from slimstate.workflows.run import read_config
 
 
 class Rounds(Options):
@@ -116,6 +117,14 @@ def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp
     assert "--tune Tune the result." in text
     assert "--tune-rate FLOAT Rate of every round. [default: 0.5]" in text
     assert "MODEL: What to shrink." in text
+
+
+def test_a_folder_of_records_without_a_config_is_refused_with_one_of_them(tmp_path):
+    (tmp_path / "other.json").write_text('{"command": "shrink"}')
+    (tmp_path / "sweep.json").write_text('{\n "kind": "sweep",\n "config": {"command": "shrink"}}')
+    with pytest.raises(DataError, match=r"has no slimstate_config.json: name a record in it, such as .*/sweep.json$"):
+        read_config(tmp_path)
+    assert read_config(tmp_path / "sweep.json") == {"command": "shrink"}
 
 
 def test_inputs_and_options_of_a_config_file_are_checked():

@@ -97,6 +97,9 @@ def test_one_page_or_other_pages_have_no_error():
     several = Result(**scores, page_nats=(40.0, 38.0), page_words=(10, 10))
     for pairs in (compare(one, one), compare(several, one), compare(Result(**scores), Result(**scores))):
         assert (pairs[1].error, pairs[1].share_text) == (None, "100.0%")
+    for result, names in ((one, ["perplexity", "word perplexity"]), (several, ["word perplexity"])):
+        record = EvaluationRecord(**vars(result), baseline=result, compared=compare(result, result))
+        assert [row[0] for row in record.comparison(main=True)] == names
     old = MeasurePair(measure="word perplexity", model=50.0, baseline=50.0, share=1.0, error=3.0)  # over windows
     for result, error in ((Result(**scores), None), (several, 3.0)):
         record = EvaluationRecord.from_json(EvaluationRecord(**vars(result), compared=(old,)).to_json())

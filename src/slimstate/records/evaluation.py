@@ -239,8 +239,12 @@ class EvaluationRecord(Record, Result, Origin):
         ]
 
     def comparison(self, *, main: bool = False) -> Iterator[tuple[str, str, str, str]]:
-        """Yield each number of both models as text, with the share kept; `main`: perplexity and mean recall alone."""
-        units = ["perplexity", "bits per byte"] if self.word_perplexity is None else [PER_WORD]
+        """Yield each number of both models as text, with the share kept; `main`: perplexity and mean recall alone.
+
+        Word perplexity stands alone only where it has a standard error, which one page has not.
+        """
+        has_error = any(pair.measure == PER_WORD and pair.error is not None for pair in self.compared)
+        units = [PER_WORD] if has_error else [PER_WORD, "perplexity", "bits per byte"]
         texts = [{item.name: item.text for item in each.measures()} for each in (self, self.baseline) if each]
         for pair in self.compared:
             if not main or pair.measure in (*units, "associative recall"):

@@ -76,7 +76,7 @@ def read_records(folder: Path) -> Records:
             continue
         try:
             if path.name not in RECORD_FILES and (path.parent / "config.json").exists():  # in a model folder
-                if not _is_record(path) or (content := read_bytes(path, DataError, MAX_RECORD_BYTES)) in copied:
+                if not is_record(path) or (content := read_bytes(path, DataError, MAX_RECORD_BYTES)) in copied:
                     continue
                 copied.add(content)  # `prune` copies what lies beside the weights
             data = parse_any(read_bytes(path, DataError, MAX_RECORD_BYTES), "it", DataError)
@@ -94,7 +94,7 @@ def read_records(folder: Path) -> Records:
     return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in files.items()})
 
 
-def _is_record(path: Path) -> bool:
+def is_record(path: Path) -> bool:
     """Return whether a file begins as records do, without reading the rest, such as a vocabulary."""
     with open_regular(path, DataError) as file:
         return RECORD_HEAD.match(file.read(MAX_HEAD_BYTES)) is not None

@@ -51,6 +51,6 @@ def quoted(value: object, max_length: int = MAX_QUOTE) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the kind and the first line of another library's exception; one that ends in a colon or a comma goes on."""
+    """Return the kind and the first line of another library's exception; it goes on after a colon or a comma."""
     lines = re.sub(r"([:,])\s*\n", r"\1 ", str(error).strip()).splitlines()
     return quoted(": ".join([type(error).__name__, *(" ".join(line.split()) for line in lines[:1])]), 2 * MAX_QUOTE)

@@ -18,6 +18,7 @@ from typing import Any
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import versions
+from slimstate.records.folder import is_record
 from slimstate.records.numbers import plural
 from slimstate.records.provenance import RecipeRecord, command_line
 from slimstate.system import bundled, distributed
@@ -46,14 +47,18 @@ Execute = Callable[[Config], object]
 
 def read_config(path: Path) -> Config | None:
     """Read the config of one run from a TOML or JSON file, a record, or a result's folder; None for a recipe."""
-    path = path / CONFIG if path.is_dir() else path
+    if path.is_dir():
+        record = next((file for file in sorted(path.glob("*.json")) if is_record(file)), None)
+        if record is not None and not (path / CONFIG).exists():
+            raise DataError(f"{quoted(path)} has no {CONFIG}: name a record in it, such as {quoted(record)}")
+        path = path / CONFIG
     if path.suffix == ".toml":
         data = _read_toml(path)
         if "steps" in data and "command" not in data:  # `steps` is also an option of some commands
             return None
     else:
-        record = dict(read_json(path, DataError))
-        data = record["config"] if isinstance(record.get("config"), dict) else record
+        contents = dict(read_json(path, DataError))
+        data = contents["config"] if isinstance(contents.get("config"), dict) else contents
     if not isinstance(data.get("command"), str):
         raise DataError(f"{quoted(path)} is not a config: it must name its `command`")
     return data
