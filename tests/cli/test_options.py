@@ -132,6 +132,7 @@ def test_inputs_and_options_of_a_config_file_are_checked():
         ({}, "shrink needs `model`"),
         ({"model": 5}, "`model` of shrink must be text, got 5"),
         ({"model": "m", "out": ["a"]}, "`out` of shrink must be text"),
+        ({"model": "", "out": "o"}, "`model` must not be empty"),
         ({"model": "m", "sise": 5}, r"did you mean `size`\?"),
     ):
         with pytest.raises(PlanError, match=message):

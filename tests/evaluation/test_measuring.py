@@ -127,6 +127,8 @@ BAD = [
     ("eval MODEL --tasks arc_eazy", "arc_easy"),
     ("eval MODEL --tasks piqa --task-data EMPTY", "piqa"),
     ("eval MODEL --recall", "--task-data"),  # the hub cannot be reached
+    ("eval MODEL --text ''", "--text must not be empty"),  # a variable of the shell that is not set
+    ("eval MODEL --text TEXT --baseline ''", "--baseline must not be empty"),
     ("eval MODEL --text SHORT", "fewer than a window of 1024: use --length"),
     ("eval MODEL --text /nowhere/t.txt", "no data at /nowhere/t.txt"),
     ("eval MODEL --text TEXT --baseline OTHER", "have different tokenizers"),

@@ -106,6 +106,8 @@ class Command(Value):
             texts = value if name == "models" else [value]
             if not (isinstance(texts, (list, tuple)) and all(isinstance(text, str | None) for text in texts)):
                 raise PlanError(f"`{name}` of {self.name} must be text, got {quoted(repr(value))}")
+            if "" in texts:  # as of a variable of the shell that is not set; as a path it would be this folder
+                raise PlanError(f"`{name}` must not be empty")
         flags = {option.name for option in options_of(self.flags)} & values.keys()
         others = {name: value for name, value in values.items() if name not in {"command", *inputs, *flags}}
         return inputs, self.config.from_values(others), self.flags.from_values({name: values[name] for name in flags})

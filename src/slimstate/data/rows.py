@@ -38,6 +38,8 @@ def as_text_source(text: str | Path | Texts | Iterable[object]) -> str | Texts:
     if isinstance(text, (str, Path)):
         if "\n" in str(text):
             raise DataError("a string must name a file or a dataset: give text itself as a list of strings, [text]")
+        if not str(text):
+            raise DataError("the name of a text must not be empty")
         return str(text)
     if isinstance(text, Texts):
         return text
