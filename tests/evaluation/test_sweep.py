@@ -220,9 +220,9 @@ def test_pairs_of_key_and_value_dims_are_swept_as_they_are_cut(sweep, folders, t
 
 def test_key_dims_are_swept_exactly(sweep, tmp_path):
     """13 of 24 is no multiple of 16; the row has the share that it removes."""
-    record = sweep(tmp_path / "out", methods=["l1"], key_dims=[13, 8], **SHORT)
-    assert [(row.key_dim, row.compression) for row in record.rows] == [(13, 1 - 13 / 24), (8, 1 - 8 / 24)]
-    assert "--methods l1 --key-dims 13,8" in record.command
+    record = sweep(tmp_path / "out", methods=["l1"], key_dims=[16, 13, 8], **SHORT)
+    assert [(row.key_dim, row.compression) for row in record.rows] == [(dim, 1 - dim / 24) for dim in (16, 13, 8)]
+    assert "--methods l1 --key-dims 16,13,8" in record.command
     assert "45.8% compression (key dim 13)" in (tmp_path / "out" / "sweep.md").read_text()
     record = sweep(tmp_path / "out", methods=["l1"], key_dims=[13, 8], compressions=[0.5], **SHORT)
     assert (record.rows[0].key_dim, record.rows[0].compression) == (16, 0.5)  # which removes a third

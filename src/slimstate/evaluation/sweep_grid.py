@@ -121,9 +121,7 @@ def grid_of(rows: Sequence[Row], width: int) -> GridOptions:
     """Return the grid that contains all these rows."""
     state_dtypes = {row.state_dtype for row in rows}
     rows = [row for row in rows if row.method != UNCUT]
-    rounded = [
-        row for row in rows if row.compression and resolve_key_dim(width, row.compression, None)[0] == row.key_dim
-    ]
+    rounded = [row for row in rows if row.compression != 1 - row.key_dim / width]  # others name their key dim
     columns = {
         "methods": [row.method for row in rows],
         "compressions": [row.compression for row in rounded] or None,
