@@ -73,6 +73,12 @@ def test_the_error_is_over_the_pages_that_were_scored(folders, raw):
     assert measure.error == pytest.approx(record.word_perplexity * math.sqrt(2) * math.hypot(*away) / record.words)
 
 
+def test_a_page_alone_has_no_error_and_says_so(folders, raw, succeed):
+    words = ("eval", folders[NAME], "--text", raw, "--length", 64, "--max-length", 64, "--max-tokens")
+    note = "as lm-eval's wikitext (1 page, too few for a standard error)\n"
+    assert [note in succeed(*words, tokens) for tokens in (64, 4096)] == [True, False]
+
+
 def test_sweep_measures_every_cut_in_the_same_unit(folders, raw, tmp_path):
     record = slimstate.sweep(
         folders[NAME], tmp_path / "out", text=raw, text_length=64, methods=["l1"], key_dims=[16], progress=False

@@ -122,6 +122,15 @@ def test_files_that_belong_together_appear_together(failing, tmp_path):
     assert not list(tmp_path.rglob(".*"))
 
 
+def test_an_error_names_the_output_and_not_its_staging_folder(tmp_path):
+    with (
+        pytest.raises(OutputError, match=f"no space left for {tmp_path}/new/a.json; "),
+        atomic.staged_files(tmp_path / "new") as place,
+        atomic.writing(place / "a.json"),
+    ):
+        full_disk()
+
+
 def test_a_full_disk_is_known_by_whatever_libraries_make_of_it(tmp_path):
     """Under a limit on the size of files, which the system treats in the same way."""
 

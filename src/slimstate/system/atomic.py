@@ -67,10 +67,12 @@ def writing(out: Path) -> Iterator[None]:
     except OutputError:
         raise
     except Exception as error:
+        staged = map(STAGING.fullmatch, out.parts)
+        place = Path(*(match["name"] if match else part for match, part in zip(staged, out.parts, strict=True)))
         if is_disk_full(error):
-            raise OutputError(f"no space left for {out}; nothing of it was written") from error
+            raise OutputError(f"no space left for {place}; nothing of it was written") from error
         if isinstance(error, OSError):
-            raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write {place}: {error.strerror or error}") from error
         raise
 
 

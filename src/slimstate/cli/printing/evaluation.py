@@ -31,7 +31,8 @@ def show_evaluation(record: "EvaluationRecord") -> Printout:
         yield f"perplexity {value} per token ({windows}{note})"
         if record.word_perplexity is not None:
             value = with_error(perplexity(record.word_perplexity, 3), measures["word perplexity"].error)
-            yield f"word perplexity {value}, as lm-eval's wikitext"
+            pages = " (1 page, too few for a standard error)" if len(record.page_nats) == 1 else ""
+            yield f"word perplexity {value}, as lm-eval's wikitext{pages}"
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
         nats = with_error(f"{record.nats_per_token:.4f}", record.nats_error)
         yield f"{nats} nats per token, {per_byte}: {record.counts}"
