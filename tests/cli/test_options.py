@@ -121,7 +121,7 @@ def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp
 
 def test_a_folder_of_records_without_a_config_is_refused_with_one_of_them(tmp_path):
     (tmp_path / "other.json").write_text('{"command": "shrink"}')
-    (tmp_path / "sweep.json").write_text('{\n "kind": "sweep",\n "config": {"command": "shrink"}}')
+    (tmp_path / "sweep.json").write_text('{\n "kind": "sweep",\n "format": 1,\n "config": {"command": "shrink"}}')
     with pytest.raises(DataError, match=r"has no slimstate_config.json: name a record in it, such as .*/sweep.json$"):
         read_config(tmp_path)
     assert read_config(tmp_path / "sweep.json") == {"command": "shrink"}

@@ -137,8 +137,9 @@ def test_the_page_of_a_cut_alone_names_the_commands_that_add_more(tmp_path, unpa
 
 
 def test_records_beside_the_weights_of_a_model_are_on_the_page_and_their_copies_in_its_cuts_are_not(tmp_path):
+    scores = {"kind": "evaluation", "format": 1, **sample("evaluation.json")}
     for name in ("model", "slim"):
-        write(tmp_path, {f"{name}/config.json": {}, f"{name}/scores.json": sample("evaluation.json")})
+        write(tmp_path, {f"{name}/config.json": {}, f"{name}/scores.json": scores})
         (tmp_path / name / "tokenizer.json").write_text('{"version": "1.0", "kind": "evaluation"}')
     records = read_records(tmp_path)
     assert (records.counts(), records.skipped) == ({"evaluation": 1}, ())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 RECORD_FILES = (PLAN, *(each.FILE for each in (EvaluationRecord, ReconstructionRecord, RecoveryRecord, TrainingRecord)))
-RECORD_HEAD, MAX_HEAD_BYTES = re.compile(rb'\s*\{\s*"kind":\s*"'), 64
+RECORD_HEAD, MAX_HEAD_BYTES = re.compile(rb'\s*\{\s*"kind":\s*"\w+",\s*"format":'), 64
 MAX_RECORD_BYTES = 2**30  # plans of directions are large
 TYPES: dict[str, type[Record]] = {
     kind.KIND: kind
