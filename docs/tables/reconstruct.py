@@ -154,6 +154,16 @@ def _bundled() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["key_dim"])
 
 
+def _heads() -> list[dict[str, Any]]:
+    """Return a row for each head of the layers that lose most: the cost of its cut, and of its removal."""
+    layers = record("heads-30m")["heads"].items()
+    return [
+        {"layer": layer, "head": head, "cut": cut, "removed": removed, "copies": measured["origins"].count(head)}
+        for layer, measured in layers
+        for head, (cut, removed) in enumerate(zip(measured["cut"], measured["removed"], strict=True))
+    ]
+
+
 def _memory() -> list[dict[str, Any]]:
     measured = record("large-reconstruction")
     parts, peak = measured["first_layer_bytes"], measured["peak_bytes"]
@@ -247,6 +257,7 @@ TABLES = {
     "ways": _ways(*MODELS.values()),
     "ways-bundled": _ways("bundled"),
     "ways-little": _ways(*(f"{model}, little text" for model in MODELS.values())),
+    "ways-heads": _ways(*(f"{model}, heads" for model in MODELS.values())),
     "loss-by-token": table(
         {
             "model": "{model}",
@@ -263,6 +274,16 @@ TABLES = {
         [(title,) for title in MODELS],
         range(8),
         lambda title, layer: f"{TRIED['divided'][MODELS[title]]['layers_alone'][layer]:.3f}",
+    ),
+    "loss-by-head": table(
+        {
+            "layer": "{layer}",
+            "head": "{head}",
+            "nats, if it alone is cut": "{cut:.3f}",
+            "nats, if it is removed": "{removed:.3f}",
+            "heads made from it": "{copies}",
+        },
+        _heads(),
     ),
     "weighted": grid(("tokens count",), [(title,) for title in WEIGHTS], PLACES, _weighted),
     "production": _production(),
