@@ -149,7 +149,7 @@ def test_groups_are_accepted_as_values_and_options_override_a_config():
     }  # fmt: skip
     assert ShrinkConfig.merge(config, {"tune": False}).tune is None
     assert ShrinkConfig.from_values({"sizes": "3, 2", "notes": "x"}) == ShrinkConfig(sizes=(3, 2), notes=Path("x"))
-    with pytest.raises(PlanError, match="must be a ShrinkConfig, got a Rounds"):
+    with pytest.raises(PlanError, match="must be a ShrinkConfig, got Rounds"):
         ShrinkConfig.merge(Rounds(), {})
 
 
@@ -173,8 +173,8 @@ def test_groups_are_accepted_as_values_and_options_override_a_config():
         ({"notes": 3}, "`notes` must be a path, got 3"),
         ({"thorough": "yes"}, "`thorough` must be true or false, got 'yes'"),
         ({"tune": "yes"}, "`tune` must be true, false or a Rounds, got 'yes'"),
-        ({"tune": ShrinkConfig()}, "`tune` must be a Rounds, got a ShrinkConfig"),
-        ({"rounds": ShrinkConfig()}, "`rounds` must be a Rounds, got a ShrinkConfig"),
+        ({"tune": ShrinkConfig()}, "`tune` must be a Rounds, got ShrinkConfig"),
+        ({"rounds": ShrinkConfig()}, "`rounds` must be a Rounds, got ShrinkConfig"),
         ({"szie": 7}, "unknown option szie; did you mean `size`?"),
         ({"qqqq": 7}, "unknown option qqqq; there are size, mode"),
         ({"rounds": 7}, "unknown option rounds"),

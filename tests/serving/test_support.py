@@ -135,6 +135,15 @@ def test_inspect_lists_safe_key_dims_of_an_engine(folders, succeed):
     assert json.loads(succeed(*words, "--json"))["serving"]["safe"] == [16]
 
 
+def test_key_dims_that_an_engine_was_not_run_at_or_that_need_more_values_are_not_safe():
+    shape = {"linear_key_head_dim": 128, "linear_value_head_dim": 64}
+    verdicts = engines.describe_serving(model("qwen3_next", **shape), None, (96, 77, 64, 48)).verdicts
+    (vllm,) = (line for line in verdicts if line.startswith("vLLM"))
+    assert "safe key dims 96, 64, 48;" in vllm
+    (llama,) = (line for line in verdicts if line.startswith("llama.cpp"))
+    assert "safe key dims 64, 48, with as many values" in llama
+
+
 @pytest.mark.parametrize("way", ["--dry-run", "--plan-only"])
 def test_prune_warns_before_it_works(way, folders, execute, refusal):
     command = ("prune", folders["qwen3_next-plain"], "--method", "l1", "--key-dim", 16, way)

@@ -78,6 +78,12 @@ def test_a_distillation_is_used_where_it_helps(helps, prune, distilled, tmp_path
     changed = {name for name, tensor in tiny.read_tensors(out).items() if not torch.equal(tensor, plain[name])}
     mixers = tuple(f"{mixer.place_in_files}." for mixer in Checkpoint.open(out).mixers)
     assert bool(changed) == (out / RecoveryRecord.FILE).exists() == helps
+    if helps:
+        assert RecoveryRecord.read(out / RecoveryRecord.FILE).model == str(out)
+    slimstate.report(out, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "--apply" not in page  # which would repeat the bare cut
+    assert "slimstate prune" in page
     assert all(name.startswith(mixers) for name in changed)
     card, command = (out / "README.md").read_text(), record.reconstruction.command
     headings = [line for line in card.splitlines() if line.startswith(("# ", "## "))]

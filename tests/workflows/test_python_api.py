@@ -178,9 +178,9 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"model": 7}, "got a int"),
+    ({"model": 7}, "got int"),
     ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
-    ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
+    ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got Linear"),
     ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model as it was before torch\.compile"),
     ({"model": torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))}, r"as it was before torch\.compile"),
     ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
@@ -199,7 +199,7 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
     ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
     ({"method": "l1", "eval_text": TEXTS}, "`eval_text` measures what is written: give `out`"),
     ({"model": "FOLDER", "data": TEXTS, "reconstruct": True}, "`reconstruct` trains what is written: give `out`"),
-    ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
+    ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got ReconstructOptions"),
 ])  # fmt: skip
 def test_errors_name_parameters_of_python(model, change, message, folders):
     options = {"model": model, "method": "drrqr", "key_dim": 8, **change}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from slimstate.core.layout import Mixer
-from slimstate.system.atomic import staged_file
-from slimstate.system.errors import DataError, OutputError, quoted, reason_of
+from slimstate.system.atomic import staged_file, writing
+from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import JsonObject, parse_json
 from slimstate.system.value import Value
@@ -111,12 +111,9 @@ class EvidenceFile(Value):
         }
         tokens = next(iter(self.evidence.values())).tokens
         about = {"model": self.model, "calibration": self.calibration, "tokens": tokens}
-        try:
-            with staged_file(path) as partial:
-                metadata = {"slimstate_evidence": FORMAT, "about": json.dumps(about)}
-                safetensors.torch.save_file(tensors, partial, metadata)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise OutputError(f"cannot write evidence to {path}: {error}") from error
+        with writing(path), staged_file(path) as partial:
+            metadata = {"slimstate_evidence": FORMAT, "about": json.dumps(about)}
+            safetensors.torch.save_file(tensors, partial, metadata)
 
     @classmethod
     def open(cls, path: Path) -> "EvidenceFile":

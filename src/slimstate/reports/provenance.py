@@ -11,6 +11,7 @@ from slimstate.core.stock_class import FLA, StockClass
 from slimstate.records.base import Record
 from slimstate.records.folder import KINDS, RecordFile, Records
 from slimstate.records.provenance import command_line, run_config
+from slimstate.records.training import ReconstructionRecord
 from slimstate.system.value import Value
 
 AGAIN = Path("again")  # where the commands on the page write to
@@ -46,7 +47,7 @@ def _provenance(file: RecordFile[Record]) -> Provenance:
 
     commands = (first("command"), first("recommended.command"))
     timed = ", ".join(getattr(file.record, "settings", {}).get("models", ())) if file.record.KIND == "bench" else ""
-    if file.record.KIND == "plan":
+    if file.record.KIND == "plan" and not (file.path.parent / ReconstructionRecord.FILE).is_file():
         options = {"apply": file.path, "out": file.path.parent}
         commands = (command_line(run_config("prune", {"model": first("model.source")}, options)), None)
     return Provenance(

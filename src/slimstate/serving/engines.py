@@ -60,6 +60,7 @@ KEY_DIM_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "not 128": lambda model: model.key_dim != 128,
     "not 96, 128 or 256": lambda model: model.key_dim not in (96, 128, 256),
     "not a power of two": lambda model: model.key_dim & (model.key_dim - 1) != 0,
+    "not a multiple of 16": lambda model: model.key_dim % 16 != 0,
     "not a multiple of 32": lambda model: model.key_dim % 32 != 0,
     "not the value dim": lambda model: model.key_dim != model.value_dim,
     "equal to the value dim": lambda model: model.key_dim == model.value_dim,
@@ -177,7 +178,8 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
 def _key_dims(config: Config, engine: str, candidates: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
     """Return the safe and the fast ones of some key dims, and a line about them."""
     equal = {key_dim for key_dim in candidates if needs_equal_dims(config, engine, key_dim)}
-    dims = {key_dim: (key_dim, key_dim if key_dim in equal else None) for key_dim in candidates}
+    impossible = {key_dim for key_dim in equal if key_dim > ServedModel.at_dims(config).value_dim}
+    dims = {each: (each, each if each in equal else None) for each in candidates if each not in impossible}
     rules = {key_dim: rules_for(ServedModel.at_dims(config, *each), engine) for key_dim, each in dims.items()}
     safe = tuple(key_dim for key_dim, some in rules.items() if _is_safe(some))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))

@@ -79,7 +79,7 @@ class Options(Value):
     def merge(cls: type[C], config: C | None, values: Mapping[str, object]) -> C:
         """Return the config of a call that has one, options by name, or both; the options override the config."""
         if config is not None and not isinstance(config, cls):
-            raise PlanError(f"the config must be a {cls.__name__}, got a {type(config).__name__}")
+            raise PlanError(f"the config must be a {cls.__name__}, got {type(config).__name__}")
         return config if config is not None and not values else cls.from_values(values, config)
 
     def to_values(self) -> dict[str, object]:
@@ -224,7 +224,7 @@ def _build(cls: type[C], values: Mapping[str, object], prefix: str, base: C | No
         elif isinstance(values.get(name), group):
             arguments[item.name] = values[name]
         elif isinstance(values.get(name), Options):
-            raise PlanError(f"`{name}` must be a {group.__name__}, got a {type(values[name]).__name__}")
+            raise PlanError(f"`{name}` must be a {group.__name__}, got {type(values[name]).__name__}")
         elif not _optional(hints[item.name]):
             arguments[item.name] = _build(group, values, prefix, current)
         elif not isinstance(values.get(name), bool | None):

@@ -102,7 +102,7 @@ class DistillationJob(Value):
             session = self._session(folder, card)
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
             with session.open(lambda: student, fingerprints) as tokens:
-                recovery = session.run_training(Job(student=student, out=folder), tokens)
+                recovery = session.run_training(Job(student=student, out=folder, source=str(self.out)), tokens)
         nats = recovery.measured.nats
         result = DistillationResult(
             steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before

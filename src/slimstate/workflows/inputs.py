@@ -74,7 +74,7 @@ class Inputs(ExitStack):
             raise PlanError("a model in a folder has its own tokenizer: leave out `tokenizer`")
         if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
             kind = quoted(type(tokenizer).__name__)
-            raise PlanError(f"`tokenizer` must be a tokenizer of transformers, got a {kind}")
+            raise PlanError(f"`tokenizer` must be a tokenizer of transformers, got {kind}")
         super().__init__()
         self.tokenizer, self.reporter = tokenizer, reporter_for(progress)
 
@@ -88,11 +88,11 @@ class Inputs(ExitStack):
             return model
         if not in_memory(model):
             kind = quoted(type(model).__name__)
-            raise ModelError(f"a model must be a folder, a hub id or a transformers model, got a {kind}")
+            raise ModelError(f"a model must be a folder, a hub id or a transformers model, got {kind}")
         if any(hasattr(module, "_orig_mod") for module in model.modules()):
             raise ModelError("a compiled model cannot be cut: give the model as it was before torch.compile")
         if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
-            raise ModelError(f"a model in memory must be a transformers model, got a {type(model).__name__}")
+            raise ModelError(f"a model in memory must be a transformers model, got {type(model).__name__}")
         if reads_text and self.tokenizer is None:
             raise PlanError("give the `tokenizer` of the model in memory too: it reads the text")
         folder = self.folder() / "model"
