@@ -304,6 +304,7 @@ def test_the_recommended_row_has_the_smallest_state_within_the_loss(record, max_
     best = recommend(record, max_loss, lambda row: command_for(row, "MODEL", Path("out"), SweepConfig()))
     assert (best.row, best.within) == (row, "stays within" not in reason)
     assert reason in best.reason
+    assert ("one window gives no standard error" in best.reason) == (record.rows[row].method != "uncut")
     assert best.command.startswith(command)
     assert STORED.front == (0, 2, 3)
 

@@ -251,6 +251,8 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
         none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
         smallest = f"the smallest loss{'' if row is least else ', within its error,'} is {cut}{stored}: {saved}"
         reason = f"{none} stays within {max_loss:g} nats of the uncut model; {smallest}"
+    is_certain = row.method == UNCUT or row.nats_error is not None
+    reason += "" if is_certain else "; one window gives no standard error: measure on more text"
     recalls = [result.associative_recall for result in (record.uncut, row)]
     if row.recall_over_uncut is not None and None not in recalls:
         change = " to ".join(percent(recall.mean) for recall in recalls if recall is not None)
