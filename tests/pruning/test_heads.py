@@ -10,8 +10,9 @@ import torch
 
 import slimstate
 import tiny
-from launching import stock_logits
-from recoveries import Listener
+from launching import launch, stock_logits
+from launching import options as options_of
+from recoveries import Listener, confident
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer
@@ -192,6 +193,17 @@ def test_plan_and_card_of_a_reconstructed_cut_have_the_origins(method, folders, 
     assert "took the places" not in (tmp_path / "kept" / "README.md").read_text()
     before = [layer.held_out_before for layer in (record.reconstruction.layers[1], kept.reconstruction.layers[1])]
     assert before[0] != before[1]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_measurement_and_find_the_same_heads(text_file, tmp_path):
+    model = tiny.save(confident("delta_net-plain"), tmp_path / "model")
+    options = {"key_dim": KEY_DIM, "data": text_file, **TRAINING, "reconstruct_samples": 12, "device": "cpu"}
+    one = slimstate.prune(model, tmp_path / "one", **options)
+    assert one.plan.origins
+    ended = launch(2, tmp_path, "-m", "slimstate", "prune", model, *options_of(**options), "--out", tmp_path / "two")
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert Plan.read(tmp_path / "two" / PLAN).origins == one.plan.origins
 
 
 def test_a_model_that_does_not_fit_keeps_its_heads_and_says_so(folders, text_file, tmp_path, monkeypatch):
