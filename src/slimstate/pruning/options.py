@@ -57,8 +57,7 @@ class CutOptions(Options):
     keep_norm_eps: bool = False
     """Leave the norm epsilon as it is, although the key dim sets the query scale; the cut is then not exact."""
     keep_heads: bool = False
-    """Make every head of a reconstructed cut from its own; default: a head that recalls takes the places of others
-    that can go, where a measurement with the whole model says so."""
+    """Keep all heads of a reconstructed cut; default: a head that loses most takes the places of heads that can go."""
 
 
 class Budget(Options):
