@@ -60,7 +60,7 @@ def test_losses_of_both_sides_are_predicted_as_they_were_measured():
     """Of models without softmax layers, after a reconstruction, in nats per token."""
     rows = json.loads((ROOT / "docs" / "records" / "dims-30m.json").read_text())["rows"]
     uncut = {row["model"]: row for row in rows if row["what"] == "uncut"}
-    measured = [row for row in rows if row["what"] == "reconstructed" and "delta" in row["model"]]
+    measured = [row for row in rows if row["what"] == "reconstructed, heads kept" and "delta" in row["model"]]
     assert len(measured) == 12
     for row in measured:
         before = uncut[row["model"]]
