@@ -25,8 +25,8 @@ class TensorCut:
         for weight in checkpoint.quantised.values():
             if cutter.changes_values(weight.name):
                 raise PlanError(
-                    f"{quoted(weight.name)} is quantised ({weight.storage}), and a cut that rotates channels or scales"
-                    " queries needs other values: cut the unquantised model and quantise the result"
+                    f"{quoted(weight.name)} is quantised ({weight.storage}), and a cut that rotates channels, scales"
+                    " queries or makes heads from others needs other values: cut the unquantised model and quantise the result"
                 )
             weight.check_packing(len(self._remaining(weight)))
             self._weights |= dict.fromkeys([*weight.rows, *([weight.name] if weight.block_scale else ())], weight)
