@@ -26,7 +26,8 @@ class TensorCut:
             if cutter.changes_values(weight.name):
                 raise PlanError(
                     f"{quoted(weight.name)} is quantised ({weight.storage}), and a cut that rotates channels, scales"
-                    " queries or makes heads from others needs other values: cut the unquantised model and quantise the result"
+                    " queries or makes heads from others needs other values: cut the unquantised model and"
+                    " quantise the result"
                 )
             weight.check_packing(len(self._remaining(weight)))
             self._weights |= dict.fromkeys([*weight.rows, *([weight.name] if weight.block_scale else ())], weight)
