@@ -48,10 +48,7 @@ VARIANTS = (
 
 
 def compared(title: str, key_dim: int, value_dim: int, after: str = "reconstructed") -> dict[str, Any]:
-    """Return a row of a cut and its reconstruction, or of the uncut model: perplexity per word, nats, recall.
-
-    The hybrid was reconstructed only with its heads kept.
-    """
+    """Return a row of a cut and its reconstruction, or of the uncut model: perplexity per word, nats, recall."""
     name = ALL_MODELS[title]
     widths = KEYS[title][0]
     row: dict[str, Any] = {"model": title, "dims": f"{key_dim} x {value_dim}"}
@@ -59,7 +56,7 @@ def compared(title: str, key_dim: int, value_dim: int, after: str = "reconstruct
         uncut = DIMS[(name, *widths, "uncut")]
         return {**row, "word": uncut["word_perplexity"], "recall": 100 * _recalled(uncut), "state": "100 %"}
     row["state"] = percent(key_dim * value_dim / (widths[0] * widths[1]))
-    for what, prefix in (("cut", ""), (KEPT if title == "Hybrid" else after, "after_")):
+    for what, prefix in (("cut", ""), (after, "after_")):
         measured = DIMS[name, key_dim, value_dim, what]
         row |= {
             f"{prefix}word": measured["word_perplexity"],

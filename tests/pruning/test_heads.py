@@ -214,6 +214,15 @@ def test_a_model_that_does_not_fit_keeps_its_heads_and_says_so(folders, text_fil
     assert "every head is made from its own: the model does not fit into memory as a whole" in listener.lines
 
 
+@pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-hybrid"])
+def test_hybrids_whose_softmax_layers_remember_too_keep_their_heads(name, folders, text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "find_origins", Mock(side_effect=AssertionError))
+    options, listener = {"key_dim": KEY_DIM, "data": text_file, **TRAINING}, Listener()
+    assert not slimstate.prune(folders[name], tmp_path / "out", **options).plan.origins
+    slimstate.prune(folders[name], tmp_path / "kept", **options, keep_heads=True, progress=listener)
+    assert f"no effect with {name.partition('-')[0]}: `keep_heads`" in listener.lines
+
+
 def test_keep_heads_needs_a_reconstruction(folders, text_file):
     with pytest.raises(PlanError, match="`keep_heads` needs `reconstruct`"):
         slimstate.prune(folders["delta_net-plain"], key_dim=KEY_DIM, data=text_file, keep_heads=True)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.selection import Choice, Selection
 from slimstate.data.text import repeating
@@ -74,14 +75,20 @@ class Predictions:
         return loss - self.loss + DIVERGENCE * divergence
 
 
+def chooses_origins(checkpoint: Checkpoint) -> bool:
+    """Return whether the heads of a cut may be made from others: not in hybrids, whose softmax layers remember too."""
+    has_softmax = bool(checkpoint.family.softmax_layers(checkpoint.config))
+    return not has_softmax and all(mixer.scalars is not None for mixer in checkpoint.mixers)
+
+
 def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
     """Return the origins of the heads of a cut, by layer, where other ones than their own cost less.
 
     The whole model runs; where that is not possible, a line says so and every head is made from its own.
     """
     checkpoint, mixers, reporter, place = job.checkpoint, job.checkpoint.mixers, job.reporter, job.run.place
-    is_possible = all(mixer.scalars is not None for mixer in mixers) and job.request.keep < mixers[0].axis.width
-    if not is_possible or job.selector.rotates:
+    cuts_keys = job.request.keep < mixers[0].axis.width
+    if not cuts_keys or job.selector.rotates or not chooses_origins(checkpoint):
         return {}
     size = checkpoint.parameters * job.run.precision.itemsize
     size *= distributed.count_here() if place.type == "cpu" else 1

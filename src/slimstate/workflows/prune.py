@@ -18,7 +18,7 @@ from slimstate.models.load import load_tokenizer
 from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, dequantised_line, describe_cut
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
-from slimstate.pruning.heads import measure_origins
+from slimstate.pruning.heads import chooses_origins, measure_origins
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
 from slimstate.pruning.sizes import check_value_dim, dims_line, fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
@@ -167,6 +167,8 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     corrected = correctable and not config.cut.keep_norm_eps
     if config.cut.keep_norm_eps and not correctable:
         reporter.say(f"no effect with {checkpoint.family.model_type}: `keep_norm_eps`")
+    if config.cut.keep_heads and not chooses_origins(checkpoint):
+        reporter.say(f"no effect with {checkpoint.family.model_type}: `keep_heads`")
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, value_dim, corrected)
     values = None if value_dim is None else value_selector_named(_value_method(config))
@@ -210,7 +212,7 @@ def report_unused(config: PruneConfig | SweepConfig, methods: Sequence[Selector]
     ):
         names += ["samples", "length", "rrqr_rows", "seed"]  # all is in the file
     if isinstance(config, PruneConfig) and KEEP_ALL in methods:
-        names += ["keep_norm_eps", *(["method"] if _value_method(config) != config.method else [])]
+        names += ["keep_norm_eps", "keep_heads", *(["method"] if _value_method(config) != config.method else [])]
     if unused := ", ".join(f"`{name}`" for name in names if name in config.to_values()):
         names = [each.name for each in methods if each is not KEEP_ALL]
         reporter.say(f"no effect with {' and '.join(names)}{' for values alone' * (KEEP_ALL in methods)}: {unused}")
