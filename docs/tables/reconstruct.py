@@ -144,7 +144,8 @@ def _bundled() -> list[dict[str, Any]]:
         options = row["command"].removeprefix(start).removesuffix(" --out SLIM").strip()
         lost = row["nats_per_token"] - measured["uncut"]
         cut = only(measured["rows"], command=f"{start} --out SLIM")["nats_per_token"] - measured["uncut"]
-        more = {"back": percent(1 - lost / cut), "minutes": row["seconds"] / 60} if options else {}
+        more = {"back": percent(1 - lost / cut)} if options else {}
+        more |= {"minutes": row["seconds"] / 60} if row["seconds"] else {}
         rows.append(
             {"key_dim": row["key_dim"], "options": f"`{options}`" if options else "cut only", "lost": lost, **more}
         )
