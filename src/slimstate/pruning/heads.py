@@ -120,6 +120,7 @@ def find_origins(
     """Return the origins of the heads of every layer in which other ones than their own cost less."""
     layers = reporter.track(mixers, "measuring layers", len(mixers))
     costs = [predictions.cost(mixer, choose(mixer, torch.arange(mixer.axis.heads))) for mixer in layers]
+    reporter.detail(f"a cut of one layer costs {', '.join(f'{cost:.4f}' for cost in costs)}")
     smallest = max(LEAST, SMALL * sum(cost for cost in costs if cost > 0))
     costly = [(mixer, cost) for mixer, cost in zip(mixers, costs, strict=True) if cost > smallest]
     result = {}
