@@ -21,7 +21,7 @@ from slimstate.models.hooks import masked
 from slimstate.models.load import load
 from slimstate.pruning import heads
 from slimstate.pruning.heads import find_origins
-from slimstate.pruning.planning import deal
+from slimstate.pruning.planning import divide
 from slimstate.records.plan import Plan
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT
@@ -110,11 +110,13 @@ def test_copies_with_all_channels_are_the_model_without_the_other_heads(name, fo
     torch.testing.assert_close(copies, logits_of(runtime.model), rtol=1e-4, atol=1e-5)
 
 
-def test_channels_are_dealt_to_the_copies_until_each_has_the_key_dim():
-    hands = [hand.tolist() for hand in deal(torch.arange(0, 12, 2), 3, 2)]
-    assert hands == [[0, 6], [2, 8], [4, 10]]
-    hands = [hand.tolist() for hand in deal(torch.arange(5), 2, 4)]  # fewer channels than places: some are there twice
-    assert hands == [[0, 1, 2, 4], [0, 1, 2, 3]]
+def test_channels_are_divided_among_the_copies_until_each_has_the_key_dim():
+    parts = [part.tolist() for part in divide(torch.arange(0, 12, 2), 3, 2)]
+    assert parts == [[0, 6], [2, 8], [4, 10]]
+    parts = [
+        part.tolist() for part in divide(torch.arange(5), 2, 4)
+    ]  # some are there twice
+    assert parts == [[0, 1, 2, 4], [0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ of which K (the key dim) are kept; its value axis has the channels of the values
 belong to which channel.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -218,14 +218,6 @@ class Mixer(Value):
         """Return the uncut value head that each value head is made from, from those of the key heads [H]."""
         copies = self.value_heads // self.axis.heads
         return (origins.unsqueeze(1) * copies + torch.arange(copies)).flatten()
-
-    def moves(self, origins: Tensor) -> Iterator[tuple[Axis, Slot, Tensor]]:
-        """Yield every slot whose rows come from these heads [H], with its axis and the heads of that axis."""
-        assert self.value_axis is not None
-        assert self.scalars is not None  # of a mixer whose heads can be made from others
-        values = self.value_origins(origins)
-        for axis, heads in ((self.axis, origins), (self.value_axis, values), (self.scalars, values)):
-            yield from ((axis, slot, heads) for slot in axis.slots)
 
     def values_beside(self, key_dim: int, value_dim: int | None = None) -> int:
         """Return the values of a head after a cut; None leaves them alone, where they need not be as many as keys."""

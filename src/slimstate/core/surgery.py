@@ -15,7 +15,7 @@ that all heads share moves into the output projection: its columns are multiplie
 maps B A with V channels between them become the V' largest singular directions of their product.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -48,8 +48,7 @@ class Cutter:
         for mixer in mixers:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
-            for axis, slot, heads in () if choice.origins is None else mixer.moves(choice.origins):
-                move = partial(take_rows, axis, slot, heads, shared=is_output(mixer, slot))
+            for slot, move in head_moves(mixer, choice):
                 self._moves.setdefault(mixer.name_of(slot), []).append(move)
             for slot in mixer.axis.slots:
                 self._drop(mixer, mixer.axis, slot, remaining_channels(choice), rescaled=corrected)
@@ -199,7 +198,19 @@ def check_choice(mixer: Mixer, choice: Choice) -> None:
         raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be rotated, only chosen")
 
 
-def take_rows(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared: bool = False) -> Tensor:
+def head_moves(mixer: Mixer, choice: Choice) -> Iterator[tuple[Slot, Callable[[Tensor], Tensor]]]:
+    """Yield every slot with rows of heads that are made from others, and the function that takes them from there."""
+    if choice.origins is None:
+        return
+    assert mixer.value_axis is not None
+    assert mixer.scalars is not None  # of a mixer whose heads can be made from others
+    values = mixer.value_origins(choice.origins)
+    for axis, heads in ((mixer.axis, choice.origins), (mixer.value_axis, values), (mixer.scalars, values)):
+        for slot in axis.slots:
+            yield slot, partial(_take_rows, axis, slot, heads, shared=slot == mixer.value_axis.output)
+
+
+def _take_rows(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared: bool) -> Tensor:
     """Return a parameter whose heads have the rows of `heads`; `shared` rows are divided by the number of copies."""
     rows = axis.all_rows(slot)
     result = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
@@ -210,11 +221,6 @@ def take_rows(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared: 
         values = (values.to(torch.promote_types(values.dtype, torch.float32)) / counts).to(values.dtype)
     result[rows.to(tensor.device)] = values
     return result.movedim(0, slot.dim).contiguous().view_as(tensor)
-
-
-def is_output(mixer: Mixer, slot: Slot) -> bool:
-    """Return whether a slot has the columns that read the values of a mixer."""
-    return mixer.value_axis is not None and slot == mixer.value_axis.output
 
 
 def rotated(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from slimstate.core.layout import HookPoint, Mixer, ValueAxis
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import Cutter, dropped_channels, is_output, remaining_channels, rotated, take_rows
+from slimstate.core.surgery import Cutter, dropped_channels, head_moves, remaining_channels, rotated
 from slimstate.system.value import Value
 
 Role = Literal["query", "key", "key-like"]
@@ -100,10 +100,9 @@ def masked(
     masks = {}
     for mixer in mixers:
         zeros = torch.zeros(mixer.axis.heads, mixer.axis.width)
-        mask_of = zeros.scatter_(1, remaining_channels(selections[mixer.layer]), 1.0)
+        masks[mixer.layer] = zeros.scatter_(1, remaining_channels(selections[mixer.layer]), 1.0)
         if head is not None:
-            mask_of[torch.arange(len(mask_of)) != head] = 1.0
-        masks[mixer.layer] = mask_of
+            masks[mixer.layer][torch.arange(mixer.axis.heads) != head] = 1.0
     key_dim = selections[mixers[0].layer].key_dim
 
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
@@ -144,10 +143,9 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
         with torch.inference_mode(False), torch.no_grad():
             for mixer in mixers:
                 choice, axis = selections[mixer.layer], mixer.value_axis
-                for part, slot, heads in () if choice.origins is None else mixer.moves(choice.origins):
+                for slot, move in head_moves(mixer, choice):
                     parameter = parameter_of(mixer, slot.parameter)
-                    values = parameter.detach()
-                    parameter.copy_(take_rows(part, slot, heads, values, shared=is_output(mixer, slot)))
+                    parameter.copy_(move(parameter.detach()))
                 for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
                     assert isinstance(choice, Basis)
                     parameter = parameter_of(mixer, slot.parameter)

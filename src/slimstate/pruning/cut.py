@@ -209,7 +209,6 @@ class LayerwiseCut(StoredCut):
     cut: CutJob
     job: SelectionJob
     folder: Path
-    origins: Mapping[int, Tensor]  # the heads that those of some layers are made from
     choices: dict[int, Choice] = field(default_factory=dict)
     plan: list[Plan] = field(default_factory=list)  # one, once it is known
 
@@ -235,7 +234,7 @@ class LayerwiseCut(StoredCut):
         needs = job.needs - {"weight"}
         sums = {mixer.layer: Sums(mixer, job.run.place, needs)}
         sums[mixer.layer].tokens = run_mixer(lambda model: collecting(model, [mixer], sums, needs))
-        choice = job.choices([mixer], sum_evidence([mixer], sums), self.origins)[mixer.layer]
+        choice = job.choices([mixer], sum_evidence([mixer], sums))[mixer.layer]
         distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
         return choice
 

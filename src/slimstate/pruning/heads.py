@@ -9,18 +9,17 @@ model predicts windows with repetitions, which show what a state still remembers
 it adds to the loss, and half of the divergence from the uncut model, which training partly removes.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.selection import Choice, Selection
 from slimstate.data.text import repeating
-from slimstate.kernels.distillation import LOGITS_AT_ONCE, FullDistribution
+from slimstate.kernels.distillation import FullDistribution, distilled_loss
 from slimstate.models.devices import TOKENS_AT_ONCE, free_bytes
 from slimstate.models.hooks import masked
 from slimstate.models.load import SHARE_FOR_WEIGHTS, Runtime, load, states_before_head
@@ -45,34 +44,30 @@ class Predictions:
         self.model, self.device = runtime.model, runtime.device
         self.batches = distributed.share(windows.split(max(1, TOKENS_AT_ONCE[self.device.type] // windows.shape[1])))
         self.uncut = list(self._states())
-        self.loss = self._loss()[0]
+        self.loss = self._loss()
 
     def _states(self) -> Iterator[Tensor]:
         """Yield the states that the head of the model reads, of one batch after the other."""
         for batch in self.batches:
-            with torch.inference_mode():
+            with torch.no_grad():
                 yield states_before_head(self.model, batch.to(self.device, torch.long))[:, :-1].flatten(0, 1)
 
-    def _loss(self) -> tuple[float, float]:
-        """Return the next-token loss, and the divergence from the uncut model, in nats per token."""
-        vocabulary = self.model.get_output_embeddings().weight
-        sums = torch.tensor([0.0, 0.0, sum(map(len, self.uncut))], dtype=torch.float64, device=self.device)
-        with torch.inference_mode():
-            for batch, uncut, states in zip(self.batches, self.uncut, self._states(), strict=True):
-                teacher, targets = FullDistribution(hidden=uncut, head=vocabulary), batch[:, 1:].flatten()
-                for start in range(0, len(states), size := max(1, LOGITS_AT_ONCE // len(vocabulary))):
-                    rows = slice(start, start + size)
-                    logits = (states[rows] @ vocabulary.mT).float()
-                    sums[0] += F.cross_entropy(logits, targets[rows].to(self.device, torch.long), reduction="sum")
-                    sums[1] += teacher.divergence(rows, logits, 1.0)
-        loss, divergence, tokens = distributed.sum_over_all(sums).tolist()
-        return loss / tokens, divergence / tokens
+    def _loss(self) -> float:
+        """Return the next-token loss and the weighted divergence from the uncut model, in nats per token."""
+        vocabulary = self.model.get_output_embeddings().weight.detach()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # of nats, and of tokens
+        for batch, uncut, states in zip(self.batches, self.uncut, self._states(), strict=True):
+            targets, teacher = batch[:, 1:].flatten(), FullDistribution(hidden=uncut, head=vocabulary)
+            targets = targets.to(self.device, torch.long)
+            loss, *_ = distilled_loss(states, vocabulary, targets, teacher, temperature=1.0, weight=DIVERGENCE)
+            sums += torch.stack([loss * len(states), loss.new_tensor(len(states))])
+        nats, tokens = distributed.sum_over_all(sums).tolist()
+        return nats / tokens
 
     def cost(self, mixer: Mixer, choice: Choice, head: int | None = None) -> float:
         """Return what the model loses with one layer cut, or one head of it."""
         with masked(self.model, [mixer], {mixer.layer: choice}, head=head):
-            loss, divergence = self._loss()
-        return loss - self.loss + DIVERGENCE * divergence
+            return self._loss() - self.loss
 
 
 def chooses_origins(checkpoint: Checkpoint) -> bool:
@@ -82,7 +77,7 @@ def chooses_origins(checkpoint: Checkpoint) -> bool:
 
 
 def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
-    """Return the origins of the heads of a cut, by layer, where other ones than their own cost less.
+    """Return the uncut heads that the heads of a cut are made from, for the layers in which that costs less.
 
     The whole model runs; where that is not possible, a line says so and every head is made from its own.
     """
@@ -102,12 +97,10 @@ def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
     needs = job.needs - {"weight"}
     evidence = calibrate(runtime, mixers, windows, needs, reporter) if needs else {}
 
-    @functools.cache
-    def choose(mixer: Mixer, origins: tuple[int, ...]) -> Choice:
-        return job.choices([mixer], evidence, {mixer.layer: torch.tensor(origins)})[mixer.layer]
+    def choose(mixer: Mixer, origins: Tensor) -> Choice:
+        return replace(job, origins={mixer.layer: origins}).choices([mixer], evidence)[mixer.layer]
 
-    predictions = Predictions(runtime, repeating(windows, job.request.seed))
-    result = find_origins(predictions, mixers, lambda mixer, origins: choose(mixer, tuple(origins.tolist())), reporter)
+    result = find_origins(Predictions(runtime, repeating(windows, job.request.seed)), mixers, choose, reporter)
     if result:
         layers = f"layer{'s' * (len(result) > 1)} {', '.join(map(str, result))}"
         reporter.say(f"{layers}: heads that lose most take the places of others (not with `keep_heads`)")
@@ -117,7 +110,7 @@ def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
 def find_origins(
     predictions: Predictions, mixers: Sequence[Mixer], choose: Chooser, reporter: Reporter
 ) -> dict[int, Tensor]:
-    """Return the origins of the heads of every layer in which other ones than their own cost less."""
+    """Return the uncut heads that the heads of a layer are made from, for the layers in which that costs less."""
     layers = reporter.track(mixers, "measuring layers", len(mixers))
     costs = [predictions.cost(mixer, choose(mixer, torch.arange(mixer.axis.heads))) for mixer in layers]
     reporter.detail(f"a cut of one layer costs {', '.join(f'{cost:.4f}' for cost in costs)}")

@@ -1,7 +1,7 @@
 """Choose the channels that every mixer keeps, from evidence, or read the plan that an earlier choice wrote."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import torch
@@ -30,8 +30,6 @@ from slimstate.system.json_files import JsonObject, plain
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
 
-NO_ORIGINS: Mapping[int, Tensor] = {}  # of a cut whose heads are all made from their own
-
 
 class SelectionJob(Value):
     """A choice of channels with everything it needs; requests have the key dim and any value dim."""
@@ -46,6 +44,7 @@ class SelectionJob(Value):
     windows: Windows | None
     run: LoadOptions
     partial: Path | None = None  # file for the sums of an unfinished calibration
+    origins: Mapping[int, Tensor] = field(default_factory=dict)  # of heads that are made from others, by layer
     reporter: Reporter = SILENT
 
     @property
@@ -56,35 +55,31 @@ class SelectionJob(Value):
     def value_dim(self) -> int | None:
         return None if self.value_request is None else self.value_request.keep
 
-    def plan(
-        self, origins: Mapping[int, Tensor] = NO_ORIGINS, on_idle: Callable[[], None] = lambda: None
-    ) -> tuple[Plan, str | None]:
+    def plan(self, on_idle: Callable[[], None] = lambda: None) -> tuple[Plan, str | None]:
         """Return the plan and the kernels that ran for it; `on_idle` is called once, when there is time for it."""
         collector = EvidenceCollector(
             calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle, partial=self.partial
         )
         evidence, kernels = collector.collect(self.checkpoint, self.needs, self.reporter)
         on_idle()  # where no model had to run
-        return self.choose(evidence, origins), kernels
+        return self.choose(evidence), kernels
 
-    def choose(self, file: EvidenceFile | None, origins: Mapping[int, Tensor] = NO_ORIGINS) -> Plan:
+    def choose(self, file: EvidenceFile | None) -> Plan:
         """Return the plan with the channels of every mixer, chosen from the evidence."""
         check_rotatable(self.checkpoint, self.selector)
-        choices = self.choices(self.checkpoint.mixers, {} if file is None else file.evidence, origins)
+        choices = self.choices(self.checkpoint.mixers, {} if file is None else file.evidence)
         return plan_of(self, choices, None if file is None else dict(file.calibration))
 
-    def choices(
-        self, mixers: Sequence[Mixer], evidence: Mapping[int, Evidence], origins: Mapping[int, Tensor] = NO_ORIGINS
-    ) -> dict[int, Choice]:
-        """Return what every mixer keeps, by layer; `origins` has the heads that those of some layers are made from."""
+    def choices(self, mixers: Sequence[Mixer], evidence: Mapping[int, Evidence]) -> dict[int, Choice]:
+        """Return what every mixer keeps, by layer."""
         read_rows, layers = self.checkpoint.read_rows, [mixer.layer for mixer in mixers]
         each = cases(read_rows, mixers, self.selector.needs, evidence)
         if len(mixers) > 1:
             each = self.reporter.track(each, "choosing", len(mixers))
         selections = list(choose(self.selector, each, self.request))
         for place, mixer in enumerate(mixers):
-            if mixer.layer in origins:
-                selections[place] = self._choose_from(origins[mixer.layer], mixer, evidence, selections[place])
+            if mixer.layer in self.origins:
+                selections[place] = self._choose_from(self.origins[mixer.layer], mixer, evidence, selections[place])
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
             choices = list(pool.map(certify, selections, map(evidence.get, layers)))
         if self.value_selector is not None and self.value_request is not None:
@@ -106,8 +101,8 @@ class SelectionJob(Value):
                 each = cases(self.checkpoint.read_rows, [mixer], self.selector.needs, evidence)
                 (wider,) = choose(self.selector, each, replace(self.request, keep=count * keep))
                 channels[count] = remaining_channels(wider)
-        hands = {head: deal(channels[count][head], count, keep) for head, count in enumerate(copies) if count}
-        rows = [hands[head].pop(0) for head in origins.tolist()]
+        parts = {head: divide(channels[count][head], count, keep) for head, count in enumerate(copies) if count}
+        rows = [parts[head].pop(0) for head in origins.tolist()]
         return Selection(keep=torch.stack(rows), origins=origins)
 
 
@@ -116,10 +111,10 @@ def _of_origins(mixer: Mixer, choice: Choice, values: Tensor) -> Tensor:
     return values if choice.origins is None else values[mixer.value_origins(choice.origins)]
 
 
-def deal(channels: Tensor, copies: int, key_dim: int) -> list[Tensor]:
-    """Return the channels of each copy of a head, to which those in `channels` are dealt like cards; ascending."""
-    hands = [channels[copy::copies] for copy in range(copies)]
-    return [torch.cat(hands[copy:] + hands[:copy])[:key_dim].sort().values for copy in range(copies)]
+def divide(channels: Tensor, copies: int, key_dim: int) -> list[Tensor]:
+    """Divide the channels of a head among its copies in turn; each copy has `key_dim` of them, ascending."""
+    parts = [channels[copy::copies] for copy in range(copies)]
+    return [torch.cat(parts[copy:] + parts[:copy])[:key_dim].sort().values for copy in range(copies)]
 
 
 def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonObject | None) -> Plan:

@@ -288,11 +288,11 @@ def _cut_and_reconstruct(cut_job: CutJob, job: SelectionJob, config: PruneConfig
     assert out is not None
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
     with job.reporter.then("the reconstruction"):
-        origins = {} if config.cut.keep_heads else measure_origins(job, windows.tokens)
-        plan = None if is_layerwise(job.needs, config.calibration) else job.plan(origins)[0]
+        job = job if config.cut.keep_heads else replace(job, origins=measure_origins(job, windows.tokens))
+        plan = None if is_layerwise(job.needs, config.calibration) else job.plan()[0]
     cut = LayerwiseCut(
         checkpoint=job.checkpoint, cut=cut_job, job=job, folder=TrainedLayers.beside(out).path,
-        origins=origins, choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
+        choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
     )  # fmt: skip
     identity = {
         "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
