@@ -113,9 +113,7 @@ def test_copies_with_all_channels_are_the_model_without_the_other_heads(name, fo
 def test_channels_are_divided_among_the_copies_until_each_has_the_key_dim():
     parts = [part.tolist() for part in divide(torch.arange(0, 12, 2), 3, 2)]
     assert parts == [[0, 6], [2, 8], [4, 10]]
-    parts = [
-        part.tolist() for part in divide(torch.arange(5), 2, 4)
-    ]  # some are there twice
+    parts = [part.tolist() for part in divide(torch.arange(5), 2, 4)]  # some are there twice
     assert parts == [[0, 1, 2, 4], [0, 1, 2, 3]]
 
 
