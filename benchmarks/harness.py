@@ -39,7 +39,7 @@ class StepTimer(Reporter):
         yield
         self.add_step(label, start)
 
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+    def track(self, items: Iterable[Any], label: str, total: int | None = None, tokens: float = 0) -> Iterator[Any]:
         start = time.perf_counter()
         yield from items
         self.add_step(label, start)

@@ -2,12 +2,17 @@
 
 import io
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+import recoveries
+import slimstate
+from slimstate.evaluation.associative_recall import recall_tokens
 from slimstate.system import console, progress, tested_versions
 from slimstate.system.console import TerminalReporter
-from slimstate.system.progress import Pace, Reporter
+from slimstate.system.progress import Pace, Reporter, TimedReporter, Update
 
 
 @pytest.fixture
@@ -15,7 +20,7 @@ def clock(monkeypatch) -> list[float]:
     """The time that reporters see."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, None, (), lambda: now[0]))
+    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, 0, None, (), 0, lambda: now[0]))
     return now
 
 
@@ -50,6 +55,66 @@ def test_the_remaining_time_within_other_work_is_that_of_the_other_work(clock):
     for clock[0], done in ((20, 0), (25, 5)):
         inner.update(done)
     assert inner.left() == outer.left() == "0:00:35 left"
+
+
+def test_the_remaining_time_includes_work_that_follows_once_a_token_was_timed(clock, capsys):
+    reporter = TerminalReporter()
+    with reporter.then("the tasks"), reporter.then("the distillation", 100):
+        for count, tokens in ((4, 5), (2, 0)):  # 3 seconds for a token, and steps that say nothing about tokens
+            for _ in reporter.track(range(count), "windows", count, tokens):
+                clock[0] += 15
+    assert capsys.readouterr().err.splitlines() == [
+        "windows 1/4  0:05:45 left, then the tasks", "windows 2/4  0:05:30 left, then the tasks",
+        "windows 3/4  0:05:15 left, then the tasks", "windows 4/4",
+        "windows 1/2  0:05:15 left, then the tasks", "windows 2/2",
+    ]  # fmt: skip
+
+
+class Recorder(TimedReporter):
+    """Records the paces of all work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paces: list[Pace] = []
+
+    @contextmanager
+    def shown(self, pace: Pace) -> Iterator[Update]:
+        self.paces.append(pace)
+        yield lambda done, note: pace.update(done)
+
+    def tokens(self, label: str) -> float:
+        return sum(pace.total * pace.tokens for pace in self.paces if pace.label.startswith(label))
+
+
+def test_what_follows_a_calibration_costs_what_was_announced(folders, text_file, tmp_path):
+    reporter, options = Recorder(), {"reconstruct_steps": 4, "reconstruct_samples": 8, "reconstruct_length": 64}
+    slimstate.prune(
+        folders["delta_net-plain"], tmp_path / "slim", key_dim=8, data=text_file, reconstruct=True, **options,
+        distill=3, eval_text=text_file, eval_tokens=512, progress=reporter,
+    )  # fmt: skip
+    assert reporter.paces[0].label == "calibrating"
+    announced = dict(reporter.paces[0].follows)
+    assert announced["the distillation"] == reporter.tokens("distilling")
+    assert announced["the measurement"] == reporter.tokens("evaluating") + 2 * recall_tokens(max_tokens=512)
+    assert announced["the reconstruction"] == pytest.approx(reporter.tokens("layer"), rel=0.75)
+
+
+def test_what_follows_in_a_recovery_and_a_sweep_costs_what_was_announced(folders, text_file, tmp_path):
+    cut, reporter = recoveries.cut(folders["delta_net-plain"], tmp_path / "slim"), Recorder()
+    brief = {**recoveries.SHORT, "data": text_file, "control": True}
+    slimstate.recover(cut, tmp_path / "out", **brief, cache_teacher=tmp_path / "cache", progress=reporter)
+    first = reporter.paces[0]
+    assert first.label.startswith("caching")
+    assert [work for work, _ in first.follows] == ["the training", "the measurement", "the recovery"]
+    announced = dict(first.follows)
+    assert announced["the training"] + announced["the recovery"] == reporter.tokens("recovering")
+    reporter = Recorder()
+    options = {"samples": 4, "length": 64, "text_length": 64, "max_tokens": 256, "recall": 0}
+    slimstate.sweep(
+        folders["delta_net-plain"], tmp_path / "sweep", text=text_file, data=text_file, methods=["drrqr"],
+        key_dims=[8], progress=reporter, **options,
+    )  # fmt: skip
+    assert dict(reporter.paces[0].follows)["the measurement"] == reporter.tokens("uncut") + reporter.tokens("row")
 
 
 def test_work_that_follows_is_named_beside_the_remaining_time(clock, capsys):

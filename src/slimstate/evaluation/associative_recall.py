@@ -69,9 +69,10 @@ def _size(pairs: int, sequences: int) -> int:
     return max(sequences, -(-MIN_QUESTIONS // min(pairs, MAX_QUESTIONS)))
 
 
-def recall_tokens(sequences: int = SEQUENCES) -> int:
+def recall_tokens(sequences: int = SEQUENCES, max_tokens: int | None = None) -> int:
     """Return how many tokens a model reads for its recall."""
-    return LENGTH * sum(_size(pairs, sequences) for pairs in PAIRS)
+    tokens = LENGTH * sum(_size(pairs, sequences) for pairs in PAIRS)
+    return tokens if max_tokens is None else min(tokens, max(max_tokens, LENGTH * len(PAIRS)))
 
 
 def recall_change(recall: AssociativeRecall, uncut: AssociativeRecall) -> tuple[float, float | None]:

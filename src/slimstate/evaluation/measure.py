@@ -1,6 +1,7 @@
 """Measure one model: perplexity of a text, tasks of lm-eval, associative recall; and compare two results."""
 
 import statistics
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -8,7 +9,7 @@ from slimstate.core.standard_errors import standard_error
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
-from slimstate.evaluation.associative_recall import associative_recall
+from slimstate.evaluation.associative_recall import associative_recall, recall_tokens
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, perplexity_of, window_nats
@@ -41,12 +42,14 @@ class Measurement(Value):
         mixers, options = checkpoint.mixers, self.options
         scores: dict[str, Any] = {}
         with rounded_states(runtime.model, mixers, rounding):
-            if self.windows is not None:
-                scores = self._predict(runtime, self.windows)
-            if self.text is not None and self.associative:
-                scores["associative_recall"] = associative_recall(
-                    runtime, self.text, seed=self.seed, max_tokens=options.max_tokens, reporter=self.reporter
-                )
+            with self._then("the tasks", 0, bool(options.tasks)):
+                if self.windows is not None:
+                    with self._then("the recall", recall_tokens(max_tokens=options.max_tokens), self.associative):
+                        scores = self._predict(runtime, self.windows)
+                if self.text is not None and self.associative:
+                    scores["associative_recall"] = associative_recall(
+                        runtime, self.text, seed=self.seed, max_tokens=options.max_tokens, reporter=self.reporter
+                    )
             if options.tasks:
                 scores["lm_eval"] = run_tasks(runtime, options, seed=self.seed, reporter=self.reporter)
         return Result(
@@ -55,10 +58,14 @@ class Measurement(Value):
             state_bytes=rounding.state_bytes(mixers, mixers[0].axis.width),
         )  # fmt: skip
 
+    def _then(self, work: str, tokens: int, follows: bool) -> AbstractContextManager[object]:
+        return self.reporter.then(work, tokens) if follows else nullcontext()
+
     def _predict(self, runtime: Runtime, windows: Windows) -> dict[str, Any]:
         """Return how well the text is predicted, by the names that this has in records."""
         tokens = windows.tokens
-        by_window, size = window_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
+        with self._then("the word perplexity", tokens.numel(), self.wikitext is not None):
+            by_window, size = window_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
         nats = statistics.fmean(by_window)
         return {
             "text": windows.source, "digest": windows.digest, "documents": windows.documents, "windows": len(tokens),

@@ -49,7 +49,7 @@ def window_nats(
 ) -> list[float]:
     """Return the mean negative log likelihood of every token but the first, of each window."""
     batches, sums = tokens.split(BATCH[runtime.device.type]), []
-    for batch in reporter.track(batches, label, len(batches)):
+    for batch in reporter.track(batches, label, len(batches), batches[0].numel()):
         ids = batch.to(runtime.device, torch.long)
         with torch.inference_mode():
             logits = runtime.model(input_ids=ids, use_cache=False).logits

@@ -22,12 +22,18 @@ from slimstate.kernels.fla_calls import unit
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
+from slimstate.models.speed import WITH_GRADIENT
 from slimstate.system import distributed
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
 
+# cost of a calibration that collects this evidence, in passes forward
+TIMES_FORWARD = {
+    "gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4,
+    "output": 1.05, "output gradient": WITH_GRADIENT,
+}  # fmt: skip
 SECONDS_BETWEEN_SAVES = 60  # of the sums of a calibration
 
 
@@ -139,8 +145,9 @@ def calibrate(
         reporter.say(f"continuing the calibration after {done} of {len(tokens)} windows")
     batches = distributed.share(tokens[done:].split(batch))
     parts = None if row_mask is None else distributed.share(row_mask[done:].split(batch))
+    cost = tokens[:batch].numel() * max((TIMES_FORWARD[need] for need in needs), default=1)
     with collecting(runtime.model, mixers, sums, needs):
-        for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
+        for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches), cost)):
             ids = windows.to(runtime.device, torch.long)
             if parts is not None:
                 for entry in sums.values():

@@ -10,15 +10,11 @@ from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.evidence import BACKWARD
 from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
+from slimstate.models.speed import EFFICIENCY, measure_speed
+from slimstate.pruning.calibration import TIMES_FORWARD
 from slimstate.pruning.planning import SelectionJob
 from slimstate.records.cut import EstimateRecord
 
-# cost of a calibration that collects this evidence, in passes forward
-TIMES_FORWARD = {
-    "gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4,
-    "output": 1.05, "output gradient": WITH_GRADIENT,
-}  # fmt: skip
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
 BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of the hidden states, stored for each layer until its gradient is computed
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.models.speed import WITH_GRADIENT
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.records.parts import ReconstructionSettings
 from slimstate.records.training import MARGIN, OVERFIT, LayerErrors, RateTrial
@@ -33,6 +34,7 @@ class Rates:
     settings: ReconstructionSettings
     kinds: Mapping[int, Hashable]  # by layer
     first: Mapping[int, float]  # the rate to start from, by layer
+    step_tokens: float
     reporter: Reporter
     chosen: dict[Hashable, float] = field(default_factory=dict)  # by kind
 
@@ -44,7 +46,7 @@ class Rates:
             names = [name for name in teacher.tensors if name.startswith(f"{mixer.place_in_files}.")]
             kinds[mixer.layer] = tuple(sorted(teacher.tensors[name].shape for name in names))
         first = {mixer.layer: RATE * min(1.0, WIDTH / mixer.input_size) for mixer in teacher.mixers}
-        return cls(settings, kinds, first, reporter)
+        return cls(settings, kinds, first, step_tokens(teacher, settings), reporter)
 
     def remember(self, errors: LayerErrors) -> None:
         """Take over the choice of an earlier run from a layer that it has finished."""
@@ -102,8 +104,21 @@ class Rates:
 
     def _train(self, task: Task, layer: int, rate: float, steps: int) -> LayerErrors:
         settings, later = replace(self.settings, steps=steps), sum(other > layer for other in self.kinds)
-        with self.reporter.meter(f"layer {layer} at rate {rate:g}", steps, later * self.settings.steps) as meter:
+        label, later = f"layer {layer} at rate {rate:g}", later * self.settings.steps
+        with self.reporter.meter(label, steps, later, self.step_tokens) as meter:
             return fit(task, settings, layer, rate, lambda step, loss: meter(step, f"error {loss:.4f}"))
+
+
+def step_tokens(model: Checkpoint, settings: ReconstructionSettings) -> float:
+    """Return the cost of a step, in tokens once forward through the whole model."""
+    layers = int(model.config.get("num_hidden_layers", len(model.mixers)))
+    return WITH_GRADIENT * settings.batch * settings.length / layers
+
+
+def reconstruction_tokens(model: Checkpoint, settings: ReconstructionSettings) -> float:
+    """Return the cost of a whole reconstruction: steps, trials, and a pass through both models."""
+    steps = (1 + MAX_SHARE) * settings.steps * len(model.mixers)
+    return steps * step_tokens(model, settings) + 2 * settings.samples * settings.length
 
 
 class Attempts:

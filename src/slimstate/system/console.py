@@ -11,20 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from slimstate.system import distributed
-from slimstate.system.progress import Pace, Reporter, Update
+from slimstate.system.progress import Pace, TimedReporter, Update
 
 SECONDS_BETWEEN_LINES = 10
 
 
-class TerminalReporter(Reporter):
+class TerminalReporter(TimedReporter):
     """Show lines and progress bars on standard error; nothing with a negative verbosity, times with a positive one."""
 
     def __init__(self, verbosity: int = 0, translate: Callable[[str], str] = str) -> None:
+        super().__init__()
         self.console = console(stderr=True, quiet=verbosity < 0)
         self.shows_time, self.translate = verbosity > 0, translate
         self.bars: Progress | None = None  # those below an open table
-        self.outer: Pace | None = None  # of the meter that is open
-        self.follows: tuple[str, ...] = ()
 
     def say(self, line: str) -> None:
         clock = f"{datetime.now():%H:%M:%S} " if self.shows_time else ""
@@ -39,26 +38,7 @@ class TerminalReporter(Reporter):
         return self.console.status(label) if is_alone else nullcontext()
 
     @contextmanager
-    def meter(self, label: str, total: int | None, later: int = 0) -> Iterator[Update]:
-        pace, outer = Pace(label, total, later, self.outer, self.follows), self.outer
-        self.outer = pace if outer is None else outer
-        try:
-            with self._shown(pace) as update:
-                yield update
-        finally:
-            self.outer = outer
-
-    @contextmanager
-    def then(self, work: str) -> Iterator[None]:
-        before = self.follows
-        self.follows = (work, *before)
-        try:
-            yield
-        finally:
-            self.follows = before
-
-    @contextmanager
-    def _shown(self, pace: Pace) -> Iterator[Update]:
+    def shown(self, pace: Pace) -> Iterator[Update]:
         if not self.console.is_terminal:
             yield self._lines(pace)
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slimstate.system.progress import Pace, Reporter, Update
+from slimstate.system.progress import Pace, TimedReporter, Update
 
 SECONDS_BETWEEN_UPDATES = 0.5
 
@@ -18,7 +18,7 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class NotebookReporter(Reporter):
+class NotebookReporter(TimedReporter):
     """Print messages; show work in one line that is cleared when it is done."""
 
     def say(self, line: str) -> None:
@@ -35,11 +35,11 @@ class NotebookReporter(Reporter):
             handle.update(Pretty(""))
 
     @contextmanager
-    def meter(self, label: str, total: int | None, later: int = 0) -> Iterator[Update]:
+    def shown(self, pace: Pace) -> Iterator[Update]:
         from IPython.display import Pretty
 
-        pace, shown = Pace(label, total, later), 0.0
-        with self.waiting(label) as handle:
+        shown = 0.0
+        with self.waiting(pace.label) as handle:
 
             def update(done: int, note: str) -> None:
                 nonlocal shown

@@ -30,9 +30,9 @@ class Reporter:
         """Show one line of diagnostics."""
         LOGGER.debug(line)
 
-    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-        """Yield the items and show how many are done."""
-        with self.meter(label, total) as update:
+    def track(self, items: Iterable[T], label: str, total: int | None = None, tokens: float = 0) -> Iterator[T]:
+        """Yield the items and show how many are done; `tokens` as for `meter`."""
+        with self.meter(label, total, tokens=tokens) as update:
             update(0, "")
             for done, item in enumerate(items, start=1):
                 yield item
@@ -42,15 +42,19 @@ class Reporter:
         """Show that work without countable steps is going on."""
         return nullcontext()
 
-    def meter(self, label: str, total: int | None, later: int = 0) -> AbstractContextManager[Update]:
+    def meter(self, label: str, total: int | None, later: int = 0, tokens: float = 0) -> AbstractContextManager[Update]:
         """Show work that counts its own steps; the first update says where it starts.
 
-        `later` is how many steps like these follow under other labels: the time left includes them.
+        `later` is how many steps like these follow under other labels: the time left includes them. `tokens` is the
+        cost of a step: as many tokens, once forward through the model.
         """
         return nullcontext(lambda done, note: None)
 
-    def then(self, work: str) -> AbstractContextManager[object]:
-        """Say beside the time left, while this is open, that other work follows."""
+    def then(self, work: str, tokens: float = 0) -> AbstractContextManager[object]:
+        """Say, while this is open, that other work follows.
+
+        The time left includes it where its cost in tokens is known and some were timed before; otherwise it is named.
+        """
         return nullcontext()
 
     @contextmanager
@@ -63,16 +67,16 @@ class Reporter:
 class Pace:
     """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes.
 
-    The time left of work within other work is that of the other work, `outer`. `follows` names work whose time is not
-    known yet.
+    The time left of work within other work is that of the other work, `outer`. `follows` has the work that follows,
+    with its cost in tokens; `earlier` are the seconds per token of work before.
     """
 
     def __init__(
-        self, label: str, total: int | None, later: int = 0, outer: "Pace | None" = None, follows: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
+        self, label: str, total: int | None, later: int = 0, tokens: float = 0, outer: "Pace | None" = None,
+        follows: Sequence[tuple[str, float]] = (), earlier: float = 0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.label, self.total, self.later, self.outer, self.clock = label, total, later, outer, clock
-        self.follows = ", then ".join(["", *follows])
+        self.label, self.total, self.later, self.tokens = label, total, later, tokens
+        self.outer, self.follows, self.earlier, self.clock = outer, follows, earlier, clock
         self.start: tuple[int, float] | None = None
         self.done, self.time = 0, 0.0  # of the last update
 
@@ -85,16 +89,62 @@ class Pace:
         """Return the remaining time, or an empty string where it is not known or nothing remains."""
         if self.outer is not None:
             return self.outer.left()
-        first, started = self.start or (0, 0.0)
-        if not self.total or not first < self.done < self.total + self.later:
+        if not self.total or not self.seconds_per_step or self.done >= self.total + self.later:
             return ""
-        seconds = (self.time - started) * (self.total + self.later - self.done) / (self.done - first)
-        return f"{timedelta(seconds=max(0, round(seconds - self.clock() + self.time)))} left{self.follows}"
+        per_token = self.seconds_per_token
+        seconds = self.seconds_per_step * (self.total + self.later - self.done)
+        seconds += per_token * sum(tokens for _, tokens in self.follows) - self.clock() + self.time
+        unknown = [work for work, tokens in self.follows if not per_token * tokens]
+        return ", then ".join([f"{timedelta(seconds=max(0, round(seconds)))} left", *unknown])
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean time of the steps so far, 0 where none was timed."""
+        first, started = self.start or (self.done, 0.0)
+        return (self.time - started) / (self.done - first) if self.done > first else 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """The time that a token takes once forward through the model, 0 where it is not known."""
+        return (self.seconds_per_step / self.tokens if self.tokens else 0.0) or self.earlier
 
     def line(self, note: str) -> str:
         """Return the progress as one line, such as `calibrating 3/8  0:00:20 left`."""
         count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
         return "  ".join(part for part in (f"{self.label} {count}", note, self.left()) if part)
+
+
+class TimedReporter(Reporter):
+    """Estimate the time left of a whole command; `shown` shows the pace of one part of it."""
+
+    def __init__(self) -> None:
+        self.outer: Pace | None = None  # of the meter that is open
+        self.follows: tuple[tuple[str, float], ...] = ()
+        self.seconds_per_token = 0.0
+
+    def shown(self, pace: Pace) -> AbstractContextManager[Update]:
+        """Show a pace while this is open, and return the function that updates it."""
+        raise NotImplementedError
+
+    @contextmanager
+    def meter(self, label: str, total: int | None, later: int = 0, tokens: float = 0) -> Iterator[Update]:
+        outer = self.outer
+        pace = Pace(label, total, later, tokens, outer, self.follows, self.seconds_per_token)
+        self.outer = outer or pace
+        try:
+            with self.shown(pace) as update:
+                yield update
+        finally:
+            self.outer, self.seconds_per_token = outer, pace.seconds_per_token
+
+    @contextmanager
+    def then(self, work: str, tokens: float = 0) -> Iterator[None]:
+        before = self.follows
+        self.follows = ((work, tokens), *before)
+        try:
+            yield
+        finally:
+            self.follows = before
 
 
 SILENT = Reporter()

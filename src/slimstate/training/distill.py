@@ -18,6 +18,7 @@ from slimstate.checkpoints.writer import CARD, check_output
 from slimstate.data.corpus import Corpus
 from slimstate.data.text import Windows, repeating
 from slimstate.models.options import LoadOptions
+from slimstate.models.speed import WITH_GRADIENT
 from slimstate.reconstruction.options import count_held_out
 from slimstate.records.training import DistillationResult, ReconstructionRecord, RecoveryRecord
 from slimstate.system import distributed
@@ -79,13 +80,22 @@ class DistillationJob(Value):
                 return ReconstructionRecord.read(self.out / ReconstructionRecord.FILE)
             reconstructed = folder.path / RECONSTRUCTED / name
             if not reconstructed.is_dir():
-                with self.reporter.then("the distillation"):
+                with self.reporter.then("the distillation", self._tokens):
                     reconstruct(reconstructed)
             return self._distil(reconstructed, folder.path / DISTILLED / name)
 
     @property
     def _folder(self) -> DistillationFolder:
         return DistillationFolder.beside(self.out)
+
+    @property
+    def _batch(self) -> int:
+        return self.batch or BATCH[self.run.place.type]
+
+    @property
+    def _tokens(self) -> float:
+        """The cost of all steps, in tokens once forward through the model: the student's and its teacher's."""
+        return (WITH_GRADIENT + 1) * self.steps * self._batch * self.windows.tokens.shape[1]
 
     def _is_published(self) -> bool:
         """Return whether the output is the folder that was moved there from here, which keeps its inode."""
@@ -124,7 +134,7 @@ class DistillationJob(Value):
     def _session(self, folder: Path, card: str) -> Session[RecoveryRecord]:
         options = RecoverOptions.from_values({
             "steps": self.steps, "length": self.windows.tokens.shape[1], "lr": LEARNING_RATE,
-            "min_lr": LEARNING_RATE / 20, "batch_size": self.batch or BATCH[self.run.place.type], "mixers": True,
+            "min_lr": LEARNING_RATE / 20, "batch_size": self._batch, "mixers": True,
             "kd_weight": TEACHER_WEIGHT, "temperature": 1.0, "data": self.windows.source, "seed": self.windows.seed,
             "report_to": "none", "resume": TrainingFolder.beside(folder).path.is_dir(),
             "device": self.run.device, "dtype": self.run.dtype,

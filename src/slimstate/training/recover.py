@@ -76,7 +76,8 @@ class Control(Value):
             session = replace(session, distillation=None)
         else:
             say(f"control: the uncut model gets the same training, into {self.out}")
-        return session.run_training(Job(student=self.uncut, out=self.out, part=CONTROL), tokens)
+        with session.reporter.then("the recovery", self.session.training_tokens):
+            return session.run_training(Job(student=self.uncut, out=self.out, part=CONTROL), tokens)
 
     def next_session(self) -> Session[RecoveryRecord]:
         """Return the session of the recovery, with the trained control as its teacher if it teaches."""

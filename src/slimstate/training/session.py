@@ -19,10 +19,12 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, new_checkpoint
 from slimstate.data.corpus import Schedule
+from slimstate.evaluation.associative_recall import recall_tokens
 from slimstate.families.contract import Config
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.memory import DeviceMemory
 from slimstate.models.prepare import describe_kernels
+from slimstate.models.speed import WITH_GRADIENT
 from slimstate.models.stock import as_published
 from slimstate.records.base import versions
 from slimstate.records.folder import check_model_folder
@@ -134,7 +136,8 @@ class Session(Value, Generic[R]):
         """
         started = time.perf_counter()
         adaptation = adaptation_of(self.options, job.student)
-        parameters, facts = self._fit(job, adaptation, tokens)
+        with self.reporter.then("the measurement", self._measuring_tokens(tokens, control)):
+            parameters, facts = self._fit(job, adaptation, tokens)
         DeviceMemory(self.options.run.place).release()
 
         def conclude() -> R:
@@ -152,12 +155,30 @@ class Session(Value, Generic[R]):
 
         return distributed.from_main(conclude)
 
+    @property
+    def _step_tokens(self) -> float:
+        """The cost of a step, in tokens once forward through the model."""
+        teacher = self.distillation
+        passes = teacher is not None and teacher.weight > 0 and teacher.cache is None
+        return (WITH_GRADIENT + passes) * self.options.tokens_per_step
+
+    @property
+    def training_tokens(self) -> float:
+        """The cost of all steps."""
+        return self.options.total_steps * self._step_tokens
+
+    def _measuring_tokens(self, tokens: Tokens, control: R | None) -> int:
+        """Return the cost of the measures before and after, and of those of the uncut model."""
+        models, count = 2 + (self.teacher is not None and control is None), tokens.held_out.numel()
+        return models * (count + recall_tokens() * (count >= recall_tokens()))
+
     def _fit(self, job: Job, adaptation: Adaptation, tokens: Tokens) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the trained parameters, and what the record says about the training."""
         from slimstate.training import trainer
 
         options, run, say = self.options, self.options.run, self.reporter.say
-        student = self._load_student(job.student, adaptation, tokens)
+        with self.reporter.then("the training", self.training_tokens):
+            student = self._load_student(job.student, adaptation, tokens)
         schedule = Schedule(tokens.corpus, options.samples, options.text.seed)
         size = sum(parameter.numel() for parameter in trainable(student).values())
         kernels = describe_kernels(run.place, run.precision, job.student.family.library)
@@ -171,7 +192,7 @@ class Session(Value, Generic[R]):
         if checkpoint is not None:
             say(f"continuing from {checkpoint}")
         started = time.perf_counter()
-        with self.reporter.meter(self.kind.label, options.total_steps) as update:
+        with self.reporter.meter(self.kind.label, options.total_steps, tokens=self._step_tokens) as update:
             progress = TrainingProgress(options, update, self.reporter)
             parameters, log = trainer.fit(student, schedule, options, folder, checkpoint, progress)
         steps = options.total_steps - (0 if checkpoint is None else step_of(checkpoint))

@@ -82,7 +82,8 @@ class TeacherCache(Value):
         missing = [start for start in distributed.share(starts) if not self._has(corpus, start)]
         if missing:
             teacher = LiveTeacher(runtime=load())
-            for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
+            label, tokens = f"caching the teacher's top {self.top_k}", WINDOWS_IN_A_FILE * corpus.length
+            for start in reporter.track(missing, label, len(missing), tokens):
                 self._write(corpus, start, teacher)
         distributed.wait_for_all()
         return bool(missing)

@@ -79,7 +79,10 @@ def _analyze(
         "config": run_config("analyze", {"models": sources, "text": text, "out": folder}, config.to_values()),
     }  # fmt: skip
     traces, filters, plans = [], [], {}
-    for name, checkpoint in checkpoints.items():
+    each = (
+        reporter.track(checkpoints.items(), "models", len(checkpoints)) if len(checkpoints) > 1 else checkpoints.items()
+    )
+    for name, checkpoint in each:
         about = {**vars(checkpoint.identity(name)), **shared}
         traces.append(trace_model(checkpoint, windows.tokens, about, config, config.run, reporter))
         if checkpoint.plan is not None:

@@ -12,6 +12,7 @@ from slimstate.core.state_dtype import StateRounding
 from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.data.sources import is_same_text
+from slimstate.evaluation.associative_recall import recall_tokens
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.evaluation.measure import Measurement, compare
 from slimstate.evaluation.perplexity import evaluation_windows
@@ -107,10 +108,10 @@ def evaluated(work: Callable[[], R], uncut: Model, config: PruneConfig | Reconst
     (checkpoint,), limit = open_models([uncut]).values(), config.evaluation.eval_tokens
     check_runnable(checkpoint, "leave out `eval_text`")
     (tokenizer,) = same_tokenizers([checkpoint]).values()
-    evaluation_windows(tokenizer, text.reading(source), EvalConfig.length, limit, option="eval_tokens")
+    windows = evaluation_windows(tokenizer, text.reading(source), EvalConfig.length, limit, option="eval_tokens")
     if text.data is not None and is_same_text(source, text.data):
         inputs.reporter.say("the evaluation text is also that of `data`, which the result fits better than other text")
-    with inputs.reporter.then("the measurement"):
+    with inputs.reporter.then("the measurement", 2 * (windows.tokens.numel() + recall_tokens(max_tokens=limit))):
         record = work()
     out = Path(str(record.out))
 

@@ -22,6 +22,7 @@ from slimstate.pruning.heads import chooses_origins, measure_origins
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
 from slimstate.pruning.sizes import check_value_dim, dims_line, fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.rates import reconstruction_tokens
 from slimstate.reconstruction.reconstruct import ReconstructionJob
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.cut import CutRecord, EstimateRecord
@@ -287,7 +288,8 @@ def _cut_and_reconstruct(cut_job: CutJob, job: SelectionJob, config: PruneConfig
     assert config.reconstruct is not None
     assert out is not None
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
-    with job.reporter.then("the reconstruction"):
+    settings = config.reconstruct.settings(config.run.place.type, windows)
+    with job.reporter.then("the reconstruction", reconstruction_tokens(job.checkpoint, settings)):
         job = job if config.cut.keep_heads else replace(job, origins=measure_origins(job, windows.tokens))
         plan = None if is_layerwise(job.needs, config.calibration) else job.plan()[0]
     cut = LayerwiseCut(

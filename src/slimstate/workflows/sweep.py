@@ -32,6 +32,7 @@ from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.rates import reconstruction_tokens
 from slimstate.records.evaluation import UNCUT, Row, SweepRecord, SweepSettings
 from slimstate.records.folder import check_drawings
 from slimstate.records.numbers import dims_text, perplexity, plural, signed
@@ -194,7 +195,11 @@ def _measure(
     collector = EvidenceCollector(
         calibration=calibration, windows=windows, run=run, runtime=runtime, partial=folder / "evidence.partial"
     )
-    evidence, _ = collector.collect(checkpoint, needs, reporter)
+    cost = text_windows.tokens.numel() + recall_tokens(settings.recall) * bool(settings.recall)
+    if settings.reconstruct is not None:
+        cost += round(reconstruction_tokens(checkpoint, settings.reconstruct))
+    with reporter.then("the measurement", cost * (missing + (earlier is None))):
+        evidence, _ = collector.collect(checkpoint, needs, reporter)
     open_cut = partial(_open_cut, source, checkpoint, folder, config, runtime, evidence, reporter)
 
     def measure() -> SweepRecord:
