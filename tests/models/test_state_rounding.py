@@ -57,6 +57,14 @@ def decoded(model, mixers, ids: torch.Tensor, rounding: StateRounding) -> torch.
     return torch.cat(logits, 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "every", "is_slow"), [("bfloat16", 1, True), ("bfloat16", 64, False), ("float32", 1, False)]
+)
+def test_slow_rounding_is_announced_with_a_faster_way(dtype, every, is_slow):
+    advice = StateRounding(dtype=dtype, every=every).advice()
+    assert (advice is not None and "`state_every`" in advice) == is_slow
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["delta_net-plain", "gated_deltanet-plain", "kda-plain", "gla-plain"])
 @pytest.mark.parametrize("dtype", KINDS)

@@ -76,6 +76,10 @@ class Recorder(TimedReporter):
     def __init__(self) -> None:
         super().__init__()
         self.paces: list[Pace] = []
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
 
     @contextmanager
     def shown(self, pace: Pace) -> Iterator[Update]:
@@ -115,6 +119,17 @@ def test_what_follows_in_a_recovery_and_a_sweep_costs_what_was_announced(folders
         key_dims=[8], progress=reporter, **options,
     )  # fmt: skip
     assert dict(reporter.paces[0].follows)["the measurement"] == reporter.tokens("uncut") + reporter.tokens("row")
+
+
+def test_the_time_left_of_an_evaluation_includes_the_baseline_unless_states_are_rounded(folders, text_file):
+    for state_dtype, is_slow in (("float32", False), ("bfloat16", True)):
+        reporter, (model, other) = Recorder(), (folders[f"delta_net-{name}"] for name in ("plain", "tied"))
+        slimstate.evaluate(
+            model, text_file, baseline=other, length=64, max_tokens=128, state_dtype=state_dtype, progress=reporter
+        )
+        first, second = reporter.paces
+        assert first.follows == (("the baseline", 0 if is_slow else second.total * second.tokens),)
+        assert any("`state_every`" in line for line in reporter.lines) == is_slow
 
 
 def test_work_that_follows_is_named_beside_the_remaining_time(clock, capsys):

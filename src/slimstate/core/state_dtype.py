@@ -45,6 +45,13 @@ class StateRounding(Value):
         """Whether nothing is rounded: kernels compute in float32, too."""
         return self.dtype == "float32"
 
+    def advice(self) -> str | None:
+        """Return a line on what the rounding costs in time, or None where that is little."""
+        if self.is_exact or self.every > 1:
+            return None
+        where = f"states in {self.dtype} are stored after every token, by recurrences in PyTorch"
+        return f"{where}, which is several times as slow as float32; a `state_every` above 1 is faster"
+
     def __call__(self, state: Tensor) -> Tensor:
         """Return a state [..., H, K, V] or [..., H, V, K] as it is read after it was stored.
 

@@ -1,6 +1,7 @@
 """Measure one model: perplexity of a text, tasks of lm-eval, associative recall; and compare two results."""
 
 import statistics
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,6 +34,17 @@ class Measurement(Value):
     seed: int
     run: RunOptions
     reporter: Reporter
+
+    def measure_all(self, checkpoints: Mapping[str, Checkpoint], rounding: StateRounding) -> list[Result]:
+        """Return the measures of a model, whose states are rounded, and of its baseline, whose are not."""
+        if (advice := rounding.advice()) is not None:
+            self.reporter.say(advice)
+        recall = recall_tokens(max_tokens=self.options.max_tokens) * self.associative
+        tokens = 0 if self.windows is None else self.windows.tokens.numel() + recall
+        (name, checkpoint), *others = checkpoints.items()
+        with self._then("the baseline", tokens * rounding.is_exact, bool(others)):
+            results = [self.measure(checkpoint, name, rounding)]
+        return results + [self.measure(checkpoint, name, StateRounding()) for name, checkpoint in others]
 
     def measure(self, checkpoint: Checkpoint, name: str, rounding: StateRounding) -> Result:
         """Load a model and return all its measures, with its states stored as `rounding` says."""

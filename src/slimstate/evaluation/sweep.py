@@ -100,6 +100,9 @@ class SweepStudy(Value):
             uncut = Uncut(**scores, window_nats=tuple(nats))
         else:
             uncut, rows = earlier.uncut, list(order_rows(earlier.rows, self.candidates))
+        for state_dtype in dict.fromkeys(candidate.state_dtype for candidate in self.missing(earlier)):
+            if (advice := StateRounding(dtype=state_dtype, every=self.options.state_every).advice()) is not None:
+                self.reporter.say(advice)
         for row in rows:
             on_row(row)
         for row in self._rows(self.missing(earlier), whole, open_cut, uncut):

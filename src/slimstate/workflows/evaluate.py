@@ -64,7 +64,7 @@ def evaluate(
     if out is not None:
         check_place(Path(out), folder=False)
         check_record(Path(out))
-    roundings = (StateRounding(dtype=config.state_dtype, every=measures.state_every), StateRounding())
+    rounding = StateRounding(dtype=config.state_dtype, every=measures.state_every)
     source = None if text is None else as_text_source(text)
     with Inputs(progress, tokenizer, model, config.baseline) as inputs:
         models = [inputs.model(each) for each in (model, config.baseline) if each is not None]
@@ -82,9 +82,7 @@ def evaluate(
             text=reading, windows=windows, wikitext=wikitext, associative=config.associative, options=measures,
             seed=config.seed, run=config.run, reporter=inputs.reporter,
         )  # fmt: skip
-        pairs = list(zip(checkpoints.items(), roundings, strict=False))
-        each = inputs.reporter.track(pairs, "models", len(pairs)) if len(pairs) > 1 else pairs
-        results = [measurement.measure(checkpoint, name, rounding) for (name, checkpoint), rounding in each]
+        results = measurement.measure_all(checkpoints, rounding)
     values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
     baseline, compared = (results[1], compare(*results)) if len(results) > 1 else (None, ())
     record = EvaluationRecord(

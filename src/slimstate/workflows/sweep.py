@@ -158,8 +158,7 @@ def _measure(
     if config.reconstruct is not None and distributed.count() > 1:
         raise PlanError("a sweep with `reconstruct` must run in one process")
     first, calibration = checkpoint.mixers[0], _calibration(config, folder)
-    has_text = calibration.data is not None
-    grid = Grid.of(config.grid, first.axis.width, first.value_dim, reporter)
+    grid, has_text = Grid.of(config.grid, first.axis.width, first.value_dim, reporter), calibration.data is not None
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
     report_unused(config, grid.selectors, reporter)
@@ -195,10 +194,7 @@ def _measure(
     collector = EvidenceCollector(
         calibration=calibration, windows=windows, run=run, runtime=runtime, partial=folder / "evidence.partial"
     )
-    cost = text_windows.tokens.numel() + recall_tokens(settings.recall) * bool(settings.recall)
-    if settings.reconstruct is not None:
-        cost += round(reconstruction_tokens(checkpoint, settings.reconstruct))
-    with reporter.then("the measurement", cost * (missing + (earlier is None))):
+    with reporter.then("the measurement", _tokens(checkpoint, text_windows, settings, missing + (earlier is None))):
         evidence, _ = collector.collect(checkpoint, needs, reporter)
     open_cut = partial(_open_cut, source, checkpoint, folder, config, runtime, evidence, reporter)
 
@@ -233,6 +229,13 @@ def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibratio
         limit=options.limit, max_length=options.max_length, state_every=options.state_every, recall=recall,
         tasks={source.task: source.data for source in find_sources(options)},
     )  # fmt: skip
+
+
+def _tokens(checkpoint: Checkpoint, windows: Windows, settings: SweepSettings, rows: int) -> float:
+    """Return the cost of some rows, in tokens once forward through the model."""
+    recall = recall_tokens(settings.recall) if settings.recall else 0
+    trained = 0 if settings.reconstruct is None else reconstruction_tokens(checkpoint, settings.reconstruct)
+    return rows * (windows.tokens.numel() + recall + trained)
 
 
 @contextmanager
