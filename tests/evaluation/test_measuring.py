@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,27 @@ def test_an_analysis_is_records_and_figures(analysis, folders, text_file):
     assert figures == {path.stem for path in analysis.glob("*.pdf")}
     assert {"utilisation", "spectra", "spectrum", "utilisation-by-head", "retrieval-error"} < figures
     assert {f"filters-{NAME}", "filters-slim"} < figures
+
+
+def test_differences_in_utilisation_have_standard_errors_over_the_same_texts(
+    folders, cut, text_file, tmp_path, succeed
+):
+    words = ("--length", 64, "--skip", 16, "--samples", 3, "--out", tmp_path)
+    output = succeed("analyze", folders[NAME], cut, "--text", text_file, *words)
+    uncut, slim = (TraceRecord.read(tmp_path / f"trace-{name}.json") for name in (NAME, "slim"))
+    pairs = zip(slim.utilisation_by_text, uncut.utilisation_by_text, strict=True)
+    error = statistics.stdev(after - before for after, before in pairs) / 3**0.5
+    over, expected = slim.utilisation_over(uncut), slim.mean_utilisation - uncut.mean_utilisation
+    assert over == (pytest.approx(expected), pytest.approx(error))
+    assert over[0] == pytest.approx(
+        statistics.fmean(slim.utilisation_by_text) - statistics.fmean(uncut.utilisation_by_text), rel=1e-3
+    )
+    assert f"± {error:.2g}" in output
+    assert "standard error" not in output
+    succeed("report", tmp_path, "--out", tmp_path / "page.html")
+    assert f"± {error:.2g}" in (tmp_path / "page.html").read_text()
+    words = ("--length", 64, "--skip", 16, "--out", tmp_path / "one")
+    assert "one text is too few for a standard error" in succeed("analyze", cut, "--text", text_file, *words)
 
 
 def test_filters_are_those_of_the_weights(analysis, folders):

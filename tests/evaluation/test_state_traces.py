@@ -56,6 +56,14 @@ def test_a_trace_sees_the_states_of_the_stock_cache(name):
     assert len(trace.sampled["holds"]) == 2 * 2 * len(mixers) * mixers[0].value_heads
 
 
+def test_the_utilisation_of_each_text_is_that_of_a_trace_of_it_alone():
+    runtime, mixers = build("gated_deltanet-plain")
+    ids = tiny.token_ids(3, 40)
+    alone = [trace_states(runtime, mixers, text[None], every=8, skip=16).utilisation[..., 2:].mean() for text in ids]
+    trace = trace_states(runtime, mixers, ids, every=8, skip=16)
+    torch.testing.assert_close(trace.by_text, torch.stack(alone), rtol=1e-4, atol=1e-6)
+
+
 def test_segments_and_strides_do_not_change_a_trace():
     runtime, mixers = build("gated_deltanet-plain")
     ids = tiny.token_ids(1, SEGMENT + 100)

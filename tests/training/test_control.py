@@ -1,5 +1,7 @@
 """A control is the uncut model with the same training: trained once, used again, and perhaps the teacher."""
 
+import math
+
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -8,6 +10,7 @@ from recoveries import ALONE, NAME, Listener, check_same, interrupt, record_of, 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.records.training import Teacher
 from slimstate.system.errors import OutputError, PlanError
+from slimstate.training import tokens
 from slimstate.training.run_checkpoints import COMPLETE
 
 pytestmark = pytest.mark.slow
@@ -25,6 +28,20 @@ def test_the_uncut_model_gets_the_same_training(recoveries, recover, pairs, tmp_
     recover(NAME, tmp_path / "alone", model=pairs[NAME][0], control=True)
     check_same(tmp_path / "alone", recoveries["control"])
     assert [path.name for path in tmp_path.iterdir()] == ["alone"]
+
+
+def test_recall_is_compared_over_the_same_sequences(recover, unseen_text, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "recall_tokens", lambda: 0)  # also on little text
+    measured = recover(NAME, tmp_path / "out", eval_text=unseen_text, eval_tokens=640, control=True).measured
+    parts, card = measured.recall_residuals, (tmp_path / "out" / "README.md").read_text()
+    for stage in ("before", "uncut", "control"):
+        difference, error = measured.recall_difference(stage)
+        assert difference == measured.recall["after"][0] - measured.recall[stage][0]
+        pairs = zip(parts["after"], parts[stage], strict=True)
+        assert error == pytest.approx(math.hypot(*(after - before for after, before in pairs)))
+        assert f"± {error:.2g}" in card
+    assert "Beside the uncut model its associative recall is at" in card
+    assert " in recall" in measured.gain
 
 
 def test_a_control_with_the_same_settings_is_used_again(recoveries, recover, unseen_text, tmp_path):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.standard_errors import standard_error
 from slimstate.evaluation.options import TraceOptions
 from slimstate.evaluation.state_traces import EDGES, trace_states
 from slimstate.models.load import load
@@ -21,21 +22,29 @@ BOUND_TIMES = 4  # times at which the bounds are tested
 
 
 class StateUse(Value):
-    """How much of its states one model uses, and how many of the sampled states violate a bound of the theory."""
+    """How much of its states one model uses, and how many of the sampled states violate a bound of the theory.
+
+    Standard errors are over texts; `over_first` is the utilisation less that of the first model.
+    """
 
     name: str
     key_dim: int | None
     utilisation: float
+    utilisation_error: float | None
+    over_first: float | None
+    over_first_error: float | None
     effective_rank: float
     states: int
     violations: int
 
     @classmethod
-    def of(cls, trace: TraceRecord) -> "StateUse":
-        utilisation = float(torch.tensor(trace.utilisation_by_head).mean())
+    def of(cls, trace: TraceRecord, first: TraceRecord) -> "StateUse":
+        over_first, error = (None, None) if trace is first else trace.utilisation_over(first)
         return cls(
-            name=trace.name, key_dim=trace.key_dim, utilisation=utilisation,
-            effective_rank=utilisation * trace.capacity, states=trace.bounds.states, violations=trace.bounds.violations,
+            name=trace.name, key_dim=trace.key_dim, utilisation=trace.mean_utilisation,
+            utilisation_error=standard_error(trace.utilisation_by_text), over_first=over_first, over_first_error=error,
+            effective_rank=trace.mean_utilisation * trace.capacity, states=trace.bounds.states,
+            violations=trace.bounds.violations,
         )  # fmt: skip
 
 
@@ -81,6 +90,7 @@ def trace_model(
         kappa=to_digits(trace.kappa, 4),
         curve=to_digits(mean, 6),
         effective_rank=to_digits(mean * trace.capacity, 6),
+        utilisation_by_text=to_digits(trace.by_text, 6),
         utilisation_by_head=to_digits(trace.utilisation[..., late].mean(-1), 5),
         kappa_by_head=to_digits(trace.kappa[..., late].median(-1).values, 4),
         histogram=Histogram(low=float(EDGES[0]), high=float(EDGES[-1]), counts=to_digits(trace.histogram)),

@@ -31,7 +31,8 @@ class Trace(Value):
     """The states of one model over one text, by layer and head; `sampled` has one entry per reading and head.
 
     times [N]; utilisation, kappa [L, G, N]; histogram [L, G, bins] counts singular values by their log10 between
-    EDGES, spectrum [L, G, d] is the mean of their log10 in descending order, both over the tokens after `skip`.
+    EDGES, spectrum [L, G, d] is the mean of their log10 in descending order, by_text [B] the mean utilisation of each
+    text, all three over the tokens after `skip`.
     """
 
     layers: tuple[int, ...]
@@ -39,6 +40,7 @@ class Trace(Value):
     skip: int
     capacity: int
     utilisation: Tensor
+    by_text: Tensor
     kappa: Tensor
     histogram: Tensor
     spectrum: Tensor
@@ -88,7 +90,7 @@ class _LayerStatistics:
         states = torch.stack([state for _, state in self.pending])
         _check_finite(states, self.mixer, "the state")
         values = state_spectrum(states)  # [n, B, G, d]
-        self.utilisation.append(rank_utilisation(values).mean(1))
+        self.utilisation.append(rank_utilisation(values))
         self.kappa.append(condition_number(values, EPSILON / values.shape[-1]).log10().mean(1))
         late = [number for number, (time, _) in enumerate(self.pending) if time > self.skip]
         if late:
@@ -181,9 +183,11 @@ def _join(layers: list[_LayerStatistics], times: tuple[int, ...], skip: int) -> 
     sampled = [entry for layer in layers for entry in layer.sampled]
     names = sampled[0].keys() if sampled else ()
     logarithms = [layer.logarithms / layer.count for layer in layers]
+    utilisation = torch.stack([torch.cat(layer.utilisation) for layer in layers])  # [L, N, B, G]
     return Trace(
         layers=tuple(layer.mixer.layer for layer in layers), times=times, skip=skip, capacity=logarithms[0].shape[-1],
-        utilisation=stack("utilisation"), kappa=10 ** stack("kappa"), spectrum=torch.stack(logarithms),
+        utilisation=utilisation.mean(2).mT, kappa=10 ** stack("kappa"),
+        by_text=utilisation[:, torch.tensor(times) > skip].mean((0, 1, 3)), spectrum=torch.stack(logarithms),
         histogram=torch.stack([layer.histogram for layer in layers]),
         sampled={name: torch.cat([entry[name] for entry in sampled]) for name in names},
     )  # fmt: skip

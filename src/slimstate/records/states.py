@@ -1,9 +1,11 @@
 """What `analyze` measures: the states of a model over a text, and its convolution filters."""
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated
 
+from slimstate.core.standard_errors import standard_error
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
@@ -56,11 +58,23 @@ class TraceRecord(Record, Model, Origin):
     kappa: tuple[tuple[tuple[float | None, ...], ...], ...] | None = None
     curve: Numbers
     effective_rank: tuple[float, ...] | None = None
+    utilisation_by_text: tuple[float, ...] = ()  # after `skip`
     utilisation_by_head: ByHead
     kappa_by_head: Annotated[tuple[Annotated[tuple[float | None, ...], NON_EMPTY], ...], NON_EMPTY]
     histogram: Histogram
     spectrum: Annotated[tuple[ByHead, ...], NON_EMPTY]
     bounds: Bounds
+
+    @property
+    def mean_utilisation(self) -> float:
+        """The rank utilisation of the model, a mean over layers and heads."""
+        return statistics.fmean(value for row in self.utilisation_by_head for value in row)
+
+    def utilisation_over(self, other: "TraceRecord") -> tuple[float, float | None]:
+        """Return the mean utilisation less that of another model, and its standard error over the same texts."""
+        same = self.text is not None and other.text is not None and self.text.digest == other.text.digest
+        error = standard_error(self.utilisation_by_text, other.utilisation_by_text) if same else None
+        return self.mean_utilisation - other.mean_utilisation, error
 
     def contradiction(self) -> str | None:
         by_head = {name: getattr(self, name) for name in ("utilisation_by_head", "kappa_by_head", "spectrum")}

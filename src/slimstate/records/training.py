@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from slimstate.core.file_names import CONFIG
 from slimstate.core.standard_errors import standard_error
 from slimstate.records.base import Record
-from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.evaluation import EvaluationRecord, Measure
 from slimstate.records.numbers import fixed, is_none, plural, signed, with_error
 from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextSizes
 from slimstate.records.provenance import config_file
@@ -49,6 +49,7 @@ class Measurements(TextSizes):
     nats_error: Mapping[str, float | None] = field(default_factory=dict)  # standard errors over windows
     gain_error: float | None = None  # of the difference between before and after
     recall: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # associative, with standard errors
+    recall_residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of the same sequences by stage
     closed: Mapping[str, float | None] = field(default_factory=dict)  # share of the gap to the uncut model or control
 
     def recall_text(self, stage: str) -> str:
@@ -56,14 +57,28 @@ class Measurements(TextSizes):
         value, error = self.recall.get(stage, (None, None))
         return with_error(fixed(value, 3), error)
 
+    def recall_difference(self, other: str) -> tuple[float | None, float | None]:
+        """Return the recall after the training less that of another stage, and the standard error."""
+        if not {"after", other} <= self.recall.keys():
+            return None, None
+        after, before = (
+            Measure(
+                group="recall", name=name, label=name, value=self.recall[name][0], more_is_better=True,
+                error=self.recall[name][1], residuals=self.recall_residuals.get(name, ()),
+            )
+            for name in ("after", other)
+        )  # fmt: skip
+        return self.recall["after"][0] - self.recall[other][0], after.difference_error(before)
+
     def nats_text(self, stage: str) -> str:
         """Return the nats per token of a stage with their standard error."""
         return with_error(fixed(self.nats.by_name().get(stage), 4), self.nats_error.get(stage))
 
     @property
     def gain(self) -> str:
-        """What the training changed, in nats per token."""
-        return signed(self.nats.after - self.nats.before, self.gain_error, " nats per token")
+        """What the training changed, in nats per token and in recall."""
+        nats = signed(self.nats.after - self.nats.before, self.gain_error, " nats per token")
+        return f"{nats}, {signed(*self.recall_difference('before'))} in recall" if "before" in self.recall else nats
 
     @property
     def caution(self) -> str:
@@ -93,11 +108,13 @@ class Measurements(TextSizes):
         return None if is_none(self.nats.after - self.nats.before, self.gain_error) else share
 
     def gaps(self, titles: Mapping[str, str]) -> Iterator[str]:
-        """Yield the share of each gap that was closed; where that cannot be said, the nats per token that remain."""
+        """Yield the share of each gap that was closed, or else the nats per token that remain; then those in recall."""
         for goal in self.closed:
             share = self.closed_share(goal)
             closed = None if share is None else f"it closed {share:.0%} of the gap to {titles[goal]}"
             yield closed or f"beside {titles[goal]} it is at {self.difference_text(goal)}"
+            if goal in self.recall:
+                yield f"beside {titles[goal]} its associative recall is at {signed(*self.recall_difference(goal))}"
 
 
 class LogEntry(Value):

@@ -93,11 +93,6 @@ def group_traces(traces: Traces) -> list[list[TraceRecord]]:
     return [sorted(group, key=lambda trace: trace.cut is not None) for group in groups.values()]
 
 
-def mean_utilisation(trace: TraceRecord) -> float:
-    """Return the rank utilisation of a model, a mean over layers and heads."""
-    return statistics.fmean(value for row in trace.utilisation_by_head for value in row)
-
-
 def median_kappa(trace: TraceRecord) -> float | None:
     """Return the median condition number over layers and heads; None is infinite."""
     values = (math.inf if value is None else value for row in trace.kappa_by_head for value in row)
@@ -125,8 +120,8 @@ def utilisation_differences(sweeps: Sequence[RecordFile[SweepRecord]], traces: T
     for sweep in (file.record for file in sweeps):
         for row in (None, *sweep.rows):
             trace, swept = trace_of(sweep, row, traces), (row or sweep.uncut).rank_utilisation
-            if trace is not None and swept is not None and abs(mean_utilisation(trace) - swept) >= MIN_DIFFERENCE:
-                yield f"{label_of(trace)} {fixed(swept, 3)}, here {fixed(mean_utilisation(trace), 3)}"
+            if trace is not None and swept is not None and abs(trace.mean_utilisation - swept) >= MIN_DIFFERENCE:
+                yield f"{label_of(trace)} {fixed(swept, 3)}, here {fixed(trace.mean_utilisation, 3)}"
 
 
 class Scale:
@@ -175,8 +170,9 @@ def summary_cards(records: Records) -> Iterator[Card]:
             yield Card(label, ARROW.join(both), label_of(evaluation))
     if records.trace and not records.sweep:
         traces = group_traces(records.trace)[0]
-        change = ARROW.join(fixed(mean_utilisation(trace), 3) for trace in traces)
-        yield Card("State in use", change, ", ".join(map(label_of, traces)))
+        change = ARROW.join(fixed(trace.mean_utilisation, 3) for trace in traces)
+        over = [signed(*traces[1].utilisation_over(traces[0]))] if len(traces) == 2 else []
+        yield Card("State in use", change, ", ".join([*map(label_of, traces), *over]))
 
 
 def card_values(result: Result) -> dict[str, str]:
@@ -221,8 +217,9 @@ def sweep_utilisation_card(sweep: SweepRecord, row: Row, traces: Traces) -> Card
     """Return the utilisation from traces where both models have one, otherwise from the sweep."""
     before, after = trace_of(sweep, None, traces), trace_of(sweep, row, traces)
     values: tuple[float, float | None] = (sweep.uncut.rank_utilisation, row.rank_utilisation)
-    where = "at the end of windows"
+    where, remark = "at the end of windows", ""
     if before is not None and after is not None:
-        values, where = (mean_utilisation(before), mean_utilisation(after)), "over a text"
+        values, where = (before.mean_utilisation, after.mean_utilisation), "over a text"
+        remark = f", {signed(*after.utilisation_over(before))}"
     change = ARROW.join(fixed(value, 3) for value in values)
-    return Card("State in use", change, f"rank utilisation {where}, uncut and cut")
+    return Card("State in use", change, f"rank utilisation {where}, uncut and cut{remark}")

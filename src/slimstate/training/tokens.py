@@ -87,11 +87,13 @@ def measure(
     words: dict[str, float | None] = {}
     windows: dict[str, Sequence[float]] = {}
     recall: dict[str, tuple[float, float]] = {}
+    residuals: dict[str, tuple[float, ...]] = {}
 
     def score(runtime: Runtime, stage: str) -> None:
         if tokens.held_out.numel() >= recall_tokens():
             result = associative_recall(runtime, tokens.held_out, reporter=reporter)
             recall[stage] = (result.mean or 0.0, result.stderr or 0.0)
+            residuals[stage] = next(result.measures()).residuals
         if tokens.wikitext is not None:
             words[stage] = add_words(TextScores(), tokens.wikitext, runtime).word_perplexity
         label = "the uncut model" if stage == "uncut" else stage
@@ -114,7 +116,8 @@ def measure(
             nats[stage], windows[stage] = control.nats.by_name()[name], control.window_nats.get(name, ())
             words[stage] = control.word_perplexity.get(name)
             recall |= {stage: control.recall[name]} if name in control.recall else {}
-    return replace(tokens.measurements(Nats(**nats), windows, words), recall=recall)
+            residuals[stage] = control.recall_residuals.get(name, ())
+    return replace(tokens.measurements(Nats(**nats), windows, words), recall=recall, recall_residuals=residuals)
 
 
 def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:

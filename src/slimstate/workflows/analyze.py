@@ -96,7 +96,7 @@ def _analyze(
         figures = draw_analysis(traces, filters, place, config.head)
     return Analysis(
         out=str(folder),
-        models=tuple(map(StateUse.of, traces)),
+        models=tuple(StateUse.of(trace, traces[0]) for trace in traces),
         figures=tuple(str(folder / path.name) for path in figures),
         seconds=time.perf_counter() - started,
     )

@@ -45,15 +45,20 @@ def show_evaluation(record: "EvaluationRecord") -> Printout:
 
 def show_analysis(analysis: "Analysis") -> Printout:
     """Yield how much of their states models use."""
-    columns = ("model", "key dim", "rank utilisation", "effective rank", "states outside a bound")
+    first, several = analysis.models[0], len(analysis.models) > 1
+    over = [f"over {first.name}"] * several
+    columns = ("model", "key dim", "rank utilisation", *over, "effective rank", "states outside a bound")
     rows = [
         (
-            use.name, str(use.key_dim), f"{use.utilisation:.3f}", f"{use.effective_rank:.2f}",
-            f"{use.violations} of {use.states}",
+            use.name, str(use.key_dim), with_error(f"{use.utilisation:.3f}", use.utilisation_error),
+            *["" if use is first else signed(use.over_first, use.over_first_error)] * several,
+            f"{use.effective_rank:.2f}", f"{use.violations} of {use.states}",
         )
         for use in analysis.models
     ]  # fmt: skip
     yield Table(columns, rows)
+    if first.utilisation_error is None:
+        yield "one text is too few for a standard error: use --samples 2 or more"
     yield f"slimstate report {analysis.out} makes a page of the records"
 
 
