@@ -174,7 +174,7 @@ class Suite:
     def again(self, name: str) -> list[str]:
         """Run the same command again, continuing where that takes a flag; its result must be the undisturbed one."""
         words = self.commands()[name]
-        force = ("--force",) if words[0] in WRITING_MODELS and (self.place / "out").exists() else ()
+        force = ("--force",) if words[0] in (*WRITING_MODELS, "analyze") and (self.place / "out").exists() else ()
         resume = ("--resume",) if name in ("recover", "train") else ()
         ended = self.start((*words, *force, *resume)).wait(TIMEOUT)
         if ended.code != 0:

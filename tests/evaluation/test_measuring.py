@@ -18,6 +18,7 @@ from slimstate.records.evaluation import EvaluationRecord, LmEval, Result, TaskS
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.reports.plots.states import utilisation_curves
 from slimstate.reports.plots.style import label_of, svg
+from slimstate.system.errors import OutputError
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +81,18 @@ def test_differences_in_utilisation_have_standard_errors_over_the_same_texts(
     assert f"± {error:.2g}" in (tmp_path / "page.html").read_text()
     words = ("--length", 64, "--skip", 16, "--out", tmp_path / "one")
     assert "one text is too few for a standard error" in succeed("analyze", cut, "--text", text_file, *words)
+
+
+def test_records_of_another_analysis_are_replaced_only_by_force(folders, text_file, tmp_path):
+    options = {"length": 64, "skip": 16}
+    slimstate.analyze(folders[NAME], text_file, tmp_path, **options)
+    path = tmp_path / f"trace-{NAME}.json"
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match=f"{path} exists already; choose another folder or use `force`"):
+        slimstate.analyze(folders[NAME], text_file, tmp_path, every=8, **options)
+    assert path.read_bytes() == before
+    slimstate.analyze(folders[NAME], text_file, tmp_path, every=8, force=True, **options)
+    assert TraceRecord.read(path).every == 8
 
 
 def test_filters_are_those_of_the_weights(analysis, folders):
@@ -227,5 +240,5 @@ def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, 
     single = tiny.save(tiny.build(tiny.VARIANTS[NAME], num_hidden_layers=1), tmp_path / "net-1.3B-cut")
     out = tmp_path / "out"
     for head in ("0:0", "2:1"):
-        slimstate.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
+        slimstate.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head, force=True)
     assert {"filters-net-1.3B.png", "filters-net-1.3B-cut.png"} <= {path.name for path in out.iterdir()}

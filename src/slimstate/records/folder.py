@@ -103,10 +103,12 @@ def is_record(path: Path) -> bool:
 DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")
 
 
-def check_record(path: Path) -> None:
-    """Refuse to replace a file that is not a record."""
+def check_record(path: Path, force: bool = True) -> None:
+    """Refuse to replace a file that is not a record, and without `force` a record too."""
     if path.exists() and not _has_entry(path, "kind", str):
         raise OutputError(f"{path} exists and is not a slimstate record: choose another place")
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists already; choose another folder or use `force`")
 
 
 def check_drawings(folder: Path, names: Iterable[str], beside: str) -> None:

@@ -66,7 +66,7 @@ def _analyze(
         find_head([mixer.layer for mixer in mixers], mixers[0].value_heads, config.head)
     for path in (folder / f"{kind}-{name}.json" for kind in ("trace", "filters", "plan") for name in checkpoints):
         check_kind(path, folder=False)
-        check_record(path)
+        check_record(path, config.force)
     check_drawings(folder, FIGURES, beside="trace-*.json")
     text, tokenizers = as_text_source(text), same_tokenizers(checkpoints.values())
     windows = shared_windows(tokenizers, config.reading(text), config.length, config.samples * config.length)

@@ -261,6 +261,8 @@ class AnalyzeConfig(TraceOptions):
 
     head: str | None = None
     """LAYER:HEAD whose spectra are drawn; default: a typical one."""
+    force: bool = once()
+    """Replace the records of these models in the output folder."""
     run: RunOptions = RunOptions()
 
 
