@@ -15,6 +15,7 @@ from recoveries import weights_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import CONFIG
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord
+from slimstate.reports.plots.style import label_of
 from slimstate.system.errors import OutputError, PlanError
 from slimstate.training import distill, session, tokens
 
@@ -99,6 +100,9 @@ def test_a_distillation_is_used_where_it_helps(helps, prune, distilled, tmp_path
     if helps:
         nats = json.loads((out / RecoveryRecord.FILE).read_text())["measured"]["nats"]["after"]
         assert nats == pytest.approx(distillation.after)
+        assert label_of(Checkpoint.open(out).identity("slim")) == "slim (drrqr, 8 of 24, reconstructed, distilled)"
+        slimstate.prune(out, tmp_path / "again", key_dim=4, method="l1")
+        assert "\nDistilled before on " in (tmp_path / "again" / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -225,13 +225,17 @@ class TrainingRunRecord(ModelFolderRecord):
 
 
 class RecoveryRecord(TrainingRunRecord):
-    """The recovery of a cut model; with `control_teaches`, the control was the teacher."""
+    """The recovery of a cut model, or its distillation after a reconstruction; a control may have been the teacher."""
 
     KIND = "recovery"
     FILE = "slimstate_recovery.json"
     ENTRIES = "recovered"
 
     control_teaches: bool = False
+    distilled: bool = False
+
+    def entry(self) -> JsonObject:
+        return {**super().entry(), **({"distilled": True} if self.distilled else {})}
 
 
 class TrainingRecord(TrainingRunRecord):

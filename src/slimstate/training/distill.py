@@ -142,7 +142,7 @@ class DistillationJob(Value):
         options.check_environment()
         kind = replace(
             RECOVERY_KIND, label="distilling", how_to_continue="the same command continues it",
-            facts=lambda student: {"out": str(self.out)}, card=lambda *_: card,
+            facts=lambda student: {"out": str(self.out), "distilled": True}, card=lambda *_: card,
         )  # fmt: skip
         return Session(
             kind=kind, out=folder, options=options, provenance=self.provenance,

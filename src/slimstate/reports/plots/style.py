@@ -87,10 +87,11 @@ def svg(figure: Figure, prefix: str) -> str:
 
 
 def label_of(model: Model) -> str:
-    """Return the name of a model with its cut, and whether it was reconstructed or recovered."""
+    """Return the name of a model with its cut, and whether it was reconstructed, distilled or recovered."""
     if (cut := model.cut) is None:
         return f"{model.name} (uncut)"
-    later = "".join(f", {name}" for name in ("reconstructed", "recovered") if getattr(cut, name))
+    trainings = ["distilled" if entry.get("distilled") else "recovered" for entry in cut.recovered]
+    later = "".join(f", {name}" for name in dict.fromkeys(["reconstructed"] * bool(cut.reconstructed) + trainings))
     method = cut.value_method if cut.value_dim and cut.key_dim == cut.width else cut.method
     dims = f"{dims_text(cut.key_dim, cut.value_dim)} of {dims_text(cut.width, cut.value_dim and cut.value_width)}"
     return f"{model.name} ({method}, {dims}{later})"
