@@ -20,7 +20,7 @@ from slimstate.cli.commands import OutputFlags
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import read_records
 from slimstate.selectors import best_of
-from slimstate.system.errors import DataError, ModelError, PlanError
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.system.options import Options, options_of
 from slimstate.workflows.options import InspectConfig, ReconstructConfig, SweepConfig, VerifyConfig
 
@@ -295,3 +295,39 @@ def test_every_public_name_is_documented(name):
     text += workflows.__doc__ or ""
     missing = [parameter for parameter in parameters if f"`{parameter}`" not in text and f"{parameter}:" not in text]
     assert not missing, f"{name} does not describe {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("bad", [7, b"x", ["x"], "a\0b"])
+def test_what_is_no_path_is_refused_in_one_line(bad, folders, text_file):
+    model = folders["delta_net-plain"]
+    text, read = {"data": text_file}, {"text": text_file}
+    for call in (
+        lambda: slimstate.prune(model, bad, method="l1", key_dim=8),
+        lambda: slimstate.estimate(model, bad, method="l1", key_dim=8),
+        lambda: slimstate.reconstruct(model, bad, **text),
+        lambda: slimstate.recover(model, bad, no_teacher=True, **text),
+        lambda: slimstate.train(model, bad, **text),
+        lambda: slimstate.evaluate(model, text_file, out=bad),
+        lambda: slimstate.analyze(model, text_file, bad),
+        lambda: slimstate.sweep(model, bad, **read),
+        lambda: slimstate.verify(model, engine="transformers", out=bad),
+        lambda: slimstate.bench_mixer(out=bad),
+        lambda: slimstate.report(".", bad),
+        lambda: slimstate.recover(model, "out", cache_teacher=bad, **text),
+    ):
+        with pytest.raises(PlanError, match=r"^`(out|cache_teacher)` must be a path, got [^\n]*$"):
+            call()
+    for call in (lambda: slimstate.report(bad), lambda: slimstate.verify(bad, engine="transformers")):
+        with pytest.raises(PlanError, match="must be a path"):
+            call()
+    for call in (lambda: slimstate.analyze(7, text_file, "out"), lambda: slimstate.prune(7, "out", key_dim=8)):
+        with pytest.raises(ModelError, match="must be a folder, a hub id or a transformers model, got int"):
+            call()
+
+
+def test_an_output_is_checked_before_a_verification(folders, tmp_path):
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(OutputError, match="is not a slimstate record"):
+        slimstate.verify(folders["delta_net-plain"], engine="transformers", out=tmp_path / "mine.json")
+    with pytest.raises(OutputError, match="is a folder"):
+        slimstate.verify(folders["delta_net-plain"], engine="transformers", out=tmp_path)

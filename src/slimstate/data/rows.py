@@ -36,7 +36,7 @@ class Texts:
 def as_text_source(text: str | Path | Texts | Iterable[object]) -> str | Texts:
     """Return the name of a file, a folder or a dataset as a string, and anything else as texts in memory."""
     if isinstance(text, (str, Path)):
-        if "\n" in str(text):
+        if {"\n", "\0"} & {*str(text)}:
             raise DataError("a string must name a file or a dataset: give text itself as a list of strings, [text]")
         if not str(text):
             raise DataError("the name of a text must not be empty")

@@ -104,7 +104,8 @@ DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")
 
 
 def check_record(path: Path, force: bool = True) -> None:
-    """Refuse to replace a file that is not a record, and without `force` a record too."""
+    """Refuse a place that cannot be written, or has a file that is not a record; without `force` a record too."""
+    check_place(path, folder=False)
     if path.exists() and not _has_entry(path, "kind", str):
         raise OutputError(f"{path} exists and is not a slimstate record: choose another place")
     if path.exists() and not force:

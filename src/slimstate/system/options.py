@@ -154,9 +154,7 @@ class Option(Value):
                 raise PlanError(f"unknown `{self.name}` {quoted(value)}; there are {', '.join(get_args(kind))}")
             return value
         if kind is Path:
-            if not isinstance(value, (str, PathLike)):
-                raise self._error("a path", value)
-            return Path(value)
+            return as_path(value, self.name)
         if kind in (int, float) and isinstance(value, Integral) and not isinstance(value, bool):
             value = kind(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
@@ -169,6 +167,13 @@ class Option(Value):
 
     def _error(self, expected: str, value: object) -> PlanError:
         return PlanError(f"`{self.name}` must be {expected}, got {quoted(repr(value))}")
+
+
+def as_path(value: object, name: str = "out") -> Path:
+    """Return the value of a parameter as a path; refuse what is none."""
+    if not isinstance(value, (str, PathLike)) or "\0" in str(value):
+        raise PlanError(f"`{name}` must be a path, got {quoted(repr(value))}")
+    return Path(value)
 
 
 def options_of(cls: type[Options]) -> tuple[Option, ...]:

@@ -37,6 +37,7 @@ class RunFolder:
     @classmethod
     def beside(cls: type[F], out: Path) -> F:
         """Return the run folder of the work that will become `out`."""
+        out = out if out.name else out.absolute()  # such as "."
         return cls(out.with_name(f"{out.name}.{cls.WORK}"))
 
     def has_progress(self) -> bool:

@@ -1,7 +1,7 @@
 """`slimstate analyze`: follow the states of models through a text, write records, and draw figures of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,8 +16,9 @@ from slimstate.records.folder import check_drawings, check_record
 from slimstate.records.numbers import plural
 from slimstate.records.parts import Text
 from slimstate.records.provenance import run_config
-from slimstate.system.atomic import check_kind, check_place, staged_files
+from slimstate.system.atomic import check_place, staged_files
 from slimstate.system.errors import DataError, PlanError
+from slimstate.system.options import as_path
 from slimstate.system.progress import Reporter
 from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
 from slimstate.workflows.options import AnalyzeConfig
@@ -45,11 +46,12 @@ def analyze(
         >>> [model.utilisation for model in analysis.models]
     """
     config = AnalyzeConfig.merge(config, options)
-    several = [models] if isinstance(models, (str, PathLike)) or in_memory(models) else list(models)
+    one = isinstance(models, (str, PathLike)) or in_memory(models) or not isinstance(models, Iterable)
+    several = [models] if one else list(models)
     if not several:
         raise PlanError("give at least one model")
     with Inputs(progress, tokenizer, *several) as inputs:
-        return _analyze([inputs.model(model) for model in several], text, Path(out), config, inputs.reporter)
+        return _analyze([inputs.model(model) for model in several], text, as_path(out), config, inputs.reporter)
 
 
 def _analyze(
@@ -65,7 +67,6 @@ def _analyze(
         mixers = next(iter(checkpoints.values())).mixers
         find_head([mixer.layer for mixer in mixers], mixers[0].value_heads, config.head)
     for path in (folder / f"{kind}-{name}.json" for kind in ("trace", "filters", "plan") for name in checkpoints):
-        check_kind(path, folder=False)
         check_record(path, config.force)
     check_drawings(folder, FIGURES, beside="trace-*.json")
     text, tokenizers = as_text_source(text), same_tokenizers(checkpoints.values())

@@ -26,6 +26,7 @@ from slimstate.families.contract import Library
 from slimstate.records import benchmark as records
 from slimstate.records.provenance import run_config
 from slimstate.system.errors import PlanError
+from slimstate.system.options import as_path
 from slimstate.workflows.inputs import Progress, reporter_for
 
 B = TypeVar("B", bound=records.BenchRecord)
@@ -103,7 +104,7 @@ def _run(
     library: Library = "fla",
 ) -> B:  # fmt: skip
     """Measure, put the config into the record, and write it where there is a folder for it."""
-    folder = None if out is None else Path(out)
+    folder = None if out is None else as_path(out)
     if folder is not None:
         check_output(folder, name)
     bench = Bench.prepare(name, config, library=library, reporter=reporter_for(progress))

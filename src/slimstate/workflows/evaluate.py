@@ -26,8 +26,9 @@ from slimstate.records.folder import check_record
 from slimstate.records.provenance import run_config
 from slimstate.records.training import ReconstructionRecord
 from slimstate.system import distributed
-from slimstate.system.atomic import check_place, write_text
+from slimstate.system.atomic import write_text
 from slimstate.system.errors import PlanError
+from slimstate.system.options import as_path
 from slimstate.workflows.inputs import Inputs, Model, Progress
 from slimstate.workflows.options import EvalConfig, PruneConfig, ReconstructConfig
 
@@ -62,8 +63,8 @@ def evaluate(
         raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
     config.refuse(("length", "max_tokens", "documents", "special_tokens"), "needs `text`", unless=text is not None)
     if out is not None:
-        check_place(Path(out), folder=False)
-        check_record(Path(out))
+        out = as_path(out)
+        check_record(out)
     rounding = StateRounding(dtype=config.state_dtype, every=measures.state_every)
     source = None if text is None else as_text_source(text)
     with Inputs(progress, tokenizer, model, config.baseline) as inputs:
@@ -91,7 +92,7 @@ def evaluate(
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
-        record.write(Path(out))
+        record.write(out)
     return replace(record, out=None if out is None else str(out))
 
 

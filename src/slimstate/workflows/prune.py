@@ -37,7 +37,7 @@ from slimstate.selectors.ranking import KEEP_ALL
 from slimstate.serving.engines import cut_advice, needs_equal_dims, serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import PlanError
-from slimstate.system.options import prefixed
+from slimstate.system.options import as_path, prefixed
 from slimstate.system.progress import Reporter
 from slimstate.training.distill import DistillationJob
 from slimstate.workflows.evaluate import evaluated
@@ -77,7 +77,7 @@ def prune(
         reads_text = config.calibration.data is not None and any(method.calibrated for method in methods)
         source = inputs.model(model, reads_text=reads_text or config.evaluation.eval_text is not None)
         if out is not None or not in_memory(model):
-            target = None if out is None else Path(out)
+            target = None if out is None else as_path(out)
             return evaluated(lambda: _prune(source, target, config, inputs.reporter), source, config, inputs)
         folder = inputs.folder() / "cut"
         record = _prune(source, folder, config, inputs.reporter)
@@ -105,7 +105,7 @@ def estimate(
     if config.apply is not None:
         raise PlanError("`apply` has its plan and loads no model: there is nothing to estimate")
     with Inputs(progress, tokenizer, model) as inputs:
-        checkpoint = _open(inputs.model(model), None if out is None else Path(out), config, inputs.reporter)
+        checkpoint = _open(inputs.model(model), None if out is None else as_path(out), config, inputs.reporter)
         job = selection_job(checkpoint, config, inputs.reporter)
         return replace(estimate_cut(job), speed=_speed(checkpoint, job.request.keep, job.value_dim))
 

@@ -14,6 +14,7 @@ from slimstate.reconstruction.walk import StoredCut
 from slimstate.records.provenance import run_config
 from slimstate.records.training import ReconstructionRecord
 from slimstate.system.errors import PlanError
+from slimstate.system.options import as_path
 from slimstate.training.distill import DistillationJob
 from slimstate.workflows.evaluate import evaluated
 from slimstate.workflows.inputs import Inputs, Model, Progress
@@ -46,7 +47,7 @@ def reconstruct(
     spread: Any = "auto" if config.max_memory else None
     run = LoadOptions(**vars(config.run), max_memory=config.max_memory, device_map=spread)
     with Inputs(progress, tokenizer, model, config.teacher) as inputs:
-        reporter, out = inputs.reporter, Path(out)
+        reporter, out = inputs.reporter, as_path(out)
         teacher = None if config.teacher is None else inputs.model(config.teacher)
         source = inputs.model(model)
         cut = Checkpoint.open(source)

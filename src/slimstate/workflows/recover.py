@@ -10,6 +10,7 @@ from slimstate.records.training import RecoveryRecord
 from slimstate.serving.engines import serving_lines
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
+from slimstate.system.options import as_path
 from slimstate.training.adaptation import resolve
 from slimstate.training.recover import Control, Preview, check_recovery, describe_recovery
 from slimstate.training.session import RECOVERY_KIND, Job, Session
@@ -42,7 +43,7 @@ def recover(
         raise PlanError("a recovery trains on text: give it with `data`")
     with Inputs(progress, tokenizer, model, config.distillation.teacher) as inputs:
         student, teacher, config = _open(inputs, model, config)
-        mode, control_out, out = config.comparison.mode, config.comparison.control_out, Path(out)
+        mode, control_out, out = config.comparison.mode, config.comparison.control_out, as_path(out)
         session = Session(
             kind=RECOVERY_KIND, out=out, options=config, notes=serving_lines, reporter=inputs.reporter,
             provenance=run_config("recover", {"model": student.source, "out": out}, config.to_values()),

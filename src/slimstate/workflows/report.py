@@ -6,6 +6,7 @@ from pathlib import Path
 from slimstate.records.base import Displayable
 from slimstate.system.atomic import check_place, write_text, writing
 from slimstate.system.errors import DataError, OutputError
+from slimstate.system.options import as_path
 from slimstate.workflows.inputs import Progress, reporter_for
 
 PAGE = "report.html"
@@ -49,10 +50,10 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     """
     from slimstate.reports.page import render, unique_records
 
-    folder, reporter = Path(folder), reporter_for(progress)
+    folder, reporter = as_path(folder, "folder"), reporter_for(progress)
     if folder.is_file():
         raise DataError(f"the report needs a folder of records, and {folder} is a file")
-    target = Path(out) if out is not None else folder / PAGE
+    target = as_path(out) if out is not None else folder / PAGE
     check_place(target, folder=False)
     if target.exists():
         with writing(target), target.open("rb") as file:

@@ -44,7 +44,7 @@ from slimstate.system import distributed
 from slimstate.system.atomic import check_place, staged_files
 from slimstate.system.errors import PlanError
 from slimstate.system.interruption import STOP
-from slimstate.system.options import prefixed
+from slimstate.system.options import as_path, prefixed
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.workflows.inputs import Inputs, Model, Progress
 from slimstate.workflows.options import PruneConfig, SweepConfig
@@ -85,7 +85,7 @@ def sweep(
         check_score(score)
     from slimstate.reports.plots.results import draw_sweep
 
-    started, folder = time.perf_counter(), Path(out)
+    started, folder = time.perf_counter(), as_path(out)
     with Inputs(progress, tokenizer, model) as inputs, STOP.with_message(lambda: _describe_progress(folder)):
         source = inputs.model(model)
         checkpoint = Checkpoint.open(source)

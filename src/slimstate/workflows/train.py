@@ -10,6 +10,7 @@ from slimstate.records.training import TrainingRecord
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.input_files import expand_home
+from slimstate.system.options import as_path
 from slimstate.training.adaptation import adaptation_of
 from slimstate.training.initial_model import InitialModel
 from slimstate.training.session import TRAINING_KIND, Job, Session
@@ -41,7 +42,7 @@ def train(
     config = TrainConfig.merge(config, options)
     if config.text.data is None:
         raise PlanError("a training needs text: give it with `data`")
-    name, out, reporter = str(shape), Path(out), reporter_for(progress)
+    name, out, reporter = str(shape), as_path(out), reporter_for(progress)
     distributed.join(config.run.place)
     start = _start(name, config)
     session = Session(

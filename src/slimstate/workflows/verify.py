@@ -7,11 +7,13 @@ from typing import Any
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import check_runnable
 from slimstate.records.base import versions
+from slimstate.records.folder import check_record
 from slimstate.records.parts import Text
 from slimstate.records.provenance import run_config
 from slimstate.records.schema import from_json
 from slimstate.records.serving import MASKED, MEASURE, VerificationRecord
 from slimstate.serving.verification.verify import Comparison, masking_plan, read_windows
+from slimstate.system.options import as_path
 from slimstate.workflows.inputs import Progress, reporter_for
 from slimstate.workflows.options import VerifyConfig
 
@@ -35,7 +37,10 @@ def verify(
         >>> print(slimstate.verify("slim", engine="mlx", against="model").verdict)
     """
     start = time.perf_counter()
-    config = VerifyConfig.merge(config, options)
+    config, path = VerifyConfig.merge(config, options), None if out is None else as_path(out)
+    as_path(model, "model")
+    if path is not None:
+        check_record(path)
     checkpoint = Checkpoint.open(model)
     uncut = None if config.against is None else Checkpoint.open(config.against)
     if config.masked and uncut is not None:
@@ -65,6 +70,6 @@ def verify(
         versions=versions(),
         seconds=time.perf_counter() - start,
     )
-    if out is not None:
-        record.write(Path(out))
+    if path is not None:
+        record.write(path)
     return record
