@@ -63,12 +63,20 @@ engines-mlx: $(READY) $(VENV)-mlx/.ready
 		tests/serving/test_mlx_quantised.py "$(GUIDE)[engine-mlx]"
 
 LLAMA = 0.3.36
+LLAMA_PROGRAMS = llama-server llama-quantize
 LLAMA_SOURCE = build/llama_cpp_python-$(LLAMA)/vendor/llama.cpp
+# one build for the programs of llama.cpp and for its Python package
 $(VENV)-llama/.ready:
 	$(PYTHON) -m venv $(VENV)-llama
-	$(VENV)-llama/bin/python -m pip install --quiet llama-cpp-python==$(LLAMA)
+	$(VENV)-llama/bin/python -m pip install --quiet cmake
 	$(VENV)-llama/bin/python -m pip download --quiet --no-deps --no-binary :all: --dest build llama-cpp-python==$(LLAMA)
 	tar --extract --directory build --file build/llama_cpp_python-$(LLAMA).tar.gz
+	$(VENV)-llama/bin/cmake -S $(LLAMA_SOURCE) -B build/llama -D CMAKE_BUILD_TYPE=Release -D LLAMA_USE_PREBUILT_UI=OFF
+	$(VENV)-llama/bin/cmake --build build/llama --parallel 2 --target llama mtmd $(LLAMA_PROGRAMS)
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(VENV)-llama/bin/python -m pip install --quiet build/llama_cpp_python-$(LLAMA)
+	ln -sfn $(abspath build/llama/bin) \
+		$$($(VENV)-llama/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/llama_cpp/lib
+	ln -sf $(LLAMA_PROGRAMS:%=$(abspath build/llama/bin)/%) $(VENV)-llama/bin
 	touch $@
 
 engines-llama: $(READY) $(VENV)-llama/.ready
