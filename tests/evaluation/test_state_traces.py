@@ -15,7 +15,7 @@ from slimstate.system.errors import ModelError, PlanError
 
 CASES = [
     "delta_net-plain", "delta_net-sum-norm", "delta_net-hybrid", "gated_deltanet-plain",
-    "gated_deltanet-grouped-values",
+    "gated_deltanet-grouped-values", "gated_deltaproduct-ungated",
 ]  # fmt: skip
 
 

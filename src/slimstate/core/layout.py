@@ -118,6 +118,8 @@ class HookPoint(Value):
     module: str
     # the functions that it calls with queries and keys: ("chunk_delta_rule", "fused_recurrent_delta_rule")
     operators: tuple[str, ...]
+    # the updates of the state for each token: as many keys, and queries too in operators whose time axis counts updates
+    updates: int = 1
     # the argument with the queries: "q", "query", "C"
     query: str = "q"
     # the argument with the keys: "k", "key", "B"

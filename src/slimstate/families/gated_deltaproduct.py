@@ -12,6 +12,7 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         hook=HookPoint(
             module="fla.layers.gated_deltaproduct",
             operators=("chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"),
+            updates=updates,
         ),
         projections="qkvb" + gates + "o",
         key=Slot(parameter="k_proj.weight", copies=updates, copy_stride=sizes.keys),

@@ -209,7 +209,8 @@ def in_pieces(
     names = (hook.query, hook.key, *hook.key_like, *hook.per_token)
     with_time = [name for name in names if arguments.get(name) is not None]
     length = arguments[hook.query].shape[1]
-    every = length if every is None else every
+    updates = hook.updates if arguments[hook.key].shape[1] == length else 1  # of a token, along the queries
+    every = length if every is None else every * updates
     outputs = []
     for start in range(0, length, every):
         piece = Arguments(arguments, arguments.positional)
@@ -219,7 +220,7 @@ def in_pieces(
         piece.update({**dict(zip(hook.initial_states, states, strict=True)), hook.final_state: True})
         output, *states = piece.pass_to(operator)
         outputs.append(output)
-        state = between(piece, min(start + every, length), states[0] if len(states) == 1 else tuple(states))
+        state = between(piece, min(start + every, length) // updates, states[0] if len(states) == 1 else tuple(states))
         states = [state] if len(states) == 1 else list(state)
     output = torch.cat(outputs, dim=1)
     return (output, *(states if needs_state else [None] * len(states))) if needs_state or hook.returns_pair else output
