@@ -175,6 +175,7 @@ BAD = [
     ("eval MODEL --tasks piqa --limit 0", "--limit must be at least 1, got 0"),
     ("eval MODEL --text TEXT --seed -1", "--seed must be at least 0, got -1"),
     ("eval MODEL --text TEXT --state-dtype int3", "unknown --state-dtype 'int3'"),
+    ("sweep MODEL --text TEXT --methods l1 --state-dtypes int3 --out OUT", "unknown --state-dtypes 'int3'"),
     ("analyze MODEL OTHER --text TEXT --out OUT", "different tokenizers"),
     ("analyze MODEL --text SHORT --out OUT", "fewer than a window of 1024"),
     ("analyze MODEL --text TEXT --out OUT --every 0", "--every must be at least 1"),

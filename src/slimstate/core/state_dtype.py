@@ -20,11 +20,11 @@ SERVED = ("float32", "bfloat16")  # in engines today; others are simulated
 SCALE_BYTES = 4  # of the float32 scale of each head of an fp8 state
 
 
-def check_state_dtypes(names: Sequence[str]) -> None:
+def check_state_dtypes(names: Sequence[str], option: str = "state_dtypes") -> None:
     """Check that the names are known, not empty and unique."""
     for name in names:
         if name not in TYPES:
-            raise PlanError(f"unknown `state_dtype` {name!r}; there are {', '.join(TYPES)}")
+            raise PlanError(f"unknown `{option}` {name!r}; there are {', '.join(TYPES)}")
     if not names or len(set(names)) < len(names):
         raise PlanError("`state_dtypes` must be one or more different names")
 
@@ -36,7 +36,7 @@ class StateRounding(Value):
     every: int = 1
 
     def __post_init__(self) -> None:
-        check_state_dtypes((self.dtype,))
+        check_state_dtypes((self.dtype,), "state_dtype")
         if self.every < 1:
             raise PlanError(f"`state_every` must be at least 1, got {self.every}")
 
