@@ -28,7 +28,7 @@ from slimstate.pruning.planning import SelectionJob
 from slimstate.system import distributed
 from slimstate.system.progress import Reporter
 
-TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the measurement
+TOKENS = {"cuda": 65_536, "cpu": 4_096}  # of the measurement
 DIVERGENCE = 0.5  # weight of the divergence from the uncut model beside the loss
 SMALL, LEAST = 0.1, 0.02  # share of the cost of all layers, and nats, below which a layer stays as it is
 GAIN = 0.1  # by which every step must lower the cost of a layer

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from slimstate.records.parts import ReconstructionSettings
 
 MIN_WINDOWS = 10  # of a text without `samples`; one of them is held out
-HELD_OUT = 0.1  # share of the windows that are never trained on
+HELD_OUT, MOST_HELD_OUT = 0.1, 32  # share and number of the windows that are never trained on
 STEPS = {"cuda": 500, "cpu": 80}
 BATCH = {"cuda": 16, "cpu": 4}
 SAMPLES = {"cuda": 640, "cpu": 128}
@@ -62,4 +62,4 @@ class ReconstructOptions(Options):
 
 def count_held_out(windows: int) -> int:
     """Return how many of the windows are held out."""
-    return max(1, round(HELD_OUT * windows))
+    return min(MOST_HELD_OUT, max(1, round(HELD_OUT * windows)))
