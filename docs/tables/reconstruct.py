@@ -12,7 +12,7 @@ from tables.recovery import MODELS
 MEASURED = record("reconstruction-30m")
 TRIED = record("reconstruction-ways")
 KEY_DIMS = (64, 32, 16)
-DISTILLED = "`--reconstruct --distill 800`"
+DISTILLED = "`--reconstruct --distill 600`"
 KEPT = "reconstructed, heads kept"
 # what the rows of `DIMS` are, or rows of the record, by the options of the command
 WAYS: dict[str, str | dict[str, Any]] = {
@@ -20,9 +20,6 @@ WAYS: dict[str, str | dict[str, Any]] = {
     "the same, 600 steps": {"way": "--reconstruct", "steps": 600},
     "600 steps, then 300 of distillation without repetitions": {"way": "--distill 300"},
     "`--reconstruct`": "reconstructed",
-    "the same, then 300 steps of distillation without repetitions": {"steps": 300, "way": (
-        "heads from others, distilled on windows without repetitions"
-    )},
     DISTILLED: {"way": "heads from others, distilled"},
 }  # fmt: skip
 # by model: key and value dims, the uncut ones first
@@ -206,16 +203,30 @@ def _production() -> str:
 
 
 def _times() -> list[dict[str, Any]]:
-    alone, large = MEASURED["seconds_alone"], MEASURED["delta_net-1.3b"]
-    rows = [{"model": f"{title}, key dim 64", "seconds": alone[name]["command"]} for title, name in MODELS.items()]
-    peak = large["peak_allocated_gib"]
+    alone, large = MEASURED["seconds_alone"]["distilled"], MEASURED["delta_net-1.3b"]
+    layers = alone["choice_of_heads"] + alone["cut_and_reconstruction"]
     return [
-        *rows,
         {
-            "model": "DeltaNet 1.3B, random weights, 512 x 1024 tokens",
-            "seconds": large["command_seconds"],
-            "peak": peak,
+            "model": "Gated DeltaNet, key dim 64, `--reconstruct --distill 600`",
+            "seconds": alone["command_seconds"],
+            "layers": layers,
+            "distillation": alone["distillation"],
+            "peak": alone["peak_allocated_gib"],
         },
+        {
+            "model": "DeltaNet 1.3B, random weights, 512 x 1024 tokens, heads kept",
+            "seconds": large["command_seconds"],
+            "layers": large["reconstruction_seconds"],
+            "peak": large["peak_allocated_gib"],
+        },
+    ]
+
+
+def _searches() -> list[dict[str, Any]]:
+    """Return a row for each choice of heads that was tried on all six cuts, with the sum of what they lose."""
+    return [
+        {"way": row["way"], **row["nats_over_uncut"], "sum": sum(row["nats_over_uncut"].values())}
+        for row in TRIED["search"]["rows"]
     ]
 
 
@@ -239,7 +250,14 @@ TABLES = {
         lambda way, place: f"{gained(way, *place):.3f}",
     ),
     "reconstruction-times": table(
-        {"": "{model}", "seconds": "{seconds:.0f}", "GPU memory, GiB": "{peak:.1f}"}, _times()
+        {
+            "": "{model}",
+            "seconds": "{seconds:.0f}",
+            "of them heads and layers": "{layers:.0f}",
+            "distillation": "{distillation:.0f}",
+            "GPU memory, GiB": "{peak:.1f}",
+        },
+        _times(),
     ),
     "reconstruction-variants": grid(("error measured",), [(way,) for way in VARIANTS], MODELS, _variant),
     "reconstruction-bundled": table(
@@ -256,6 +274,14 @@ TABLES = {
     "ways-bundled": _ways("bundled"),
     "ways-little": _ways(*(f"{model}, little text" for model in MODELS.values())),
     "ways-heads": _ways(*(f"{model}, heads" for model in MODELS.values())),
+    "ways-search": table(
+        {
+            "way": "{way}",
+            **{f"{title}, {key_dim}": f"{{{MODELS[title]} {key_dim}:.3f}}" for title, key_dim in PLACES},
+            "sum": "{sum:.3f}",
+        },
+        _searches(),
+    ),
     "loss-by-token": table(
         {
             "model": "{model}",

@@ -26,7 +26,7 @@ class ReconstructOptions(Options):
     batch: Annotated[int | None, Meta(ge=1)] = None
     """Windows per step, at most those that are trained on; default: 16 on a GPU, 4 on a CPU."""
     samples: Annotated[int | None, Meta(ge=2)] = None
-    """Windows of the text, a tenth of which is held out; default: up to 640 on a GPU, 128 on a CPU."""
+    """Windows of the text, a tenth of which, 32 at most, is held out; default: up to 640 on a GPU, 128 on a CPU."""
     length: Annotated[int, Meta(ge=2)] = 1024
     """Tokens per window."""
     learning_rate: Annotated[float | None, Meta(gt=0, lt=1)] = None

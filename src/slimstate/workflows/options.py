@@ -64,7 +64,7 @@ class PruneConfig(EngineChoice):
     reconstruct: ReconstructOptions | None = None
     """Train each cut layer to match the output of the uncut layer, on the calibration text."""
     distill: Annotated[int | None, Meta(ge=1)] = None
-    """Steps of distillation of the whole model after the reconstruction, such as 800; used only if it helps on
+    """Steps of distillation of the whole model after the reconstruction, such as 600; used only if it helps on
     held-out windows."""
     apply: Path | None = None
     """Repeat the cut of this slimstate_plan.json, or of the folder of a cut model; no calibration."""
@@ -115,7 +115,7 @@ class ReconstructConfig(TextOptions):
     """The uncut model; default: the one that the model was cut from."""
     training: ReconstructOptions = ReconstructOptions()
     distill: Annotated[int | None, Meta(ge=1)] = None
-    """Steps of distillation of the whole model after the reconstruction, such as 800; used only if it helps on
+    """Steps of distillation of the whole model after the reconstruction, such as 600; used only if it helps on
     held-out windows."""
     max_memory: str | None = None
     """Maximum memory for hidden states by device, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
