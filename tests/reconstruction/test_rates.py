@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slimstate.reconstruction import rates
+from slimstate.reconstruction.options import count_held_out
 from slimstate.reconstruction.rates import Rates
 from slimstate.records.training import LayerErrors, ReconstructionSettings
 from slimstate.system.progress import SILENT
@@ -146,3 +147,8 @@ def test_a_trial_takes_at_most_15_percent_of_the_steps_or_20_steps_for_each_rate
     before.train(0)
     more = sum(steps for _, _, steps in before.runs) - SETTINGS.steps
     assert more <= max(0.15 * layers * SETTINGS.steps, 3 * rates.MIN_STEPS)
+
+
+@pytest.mark.parametrize(("windows", "held_out"), [(2, 1), (40, 4), (320, 32), (640, 32)])
+def test_a_tenth_of_the_windows_is_held_out_but_32_at_most(windows, held_out):
+    assert count_held_out(windows) == held_out
