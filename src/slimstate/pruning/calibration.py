@@ -145,7 +145,7 @@ def calibrate(
         reporter.say(f"continuing the calibration after {done} of {len(tokens)} windows")
     batches = distributed.share(tokens[done:].split(batch))
     parts = None if row_mask is None else distributed.share(row_mask[done:].split(batch))
-    cost = tokens[:batch].numel() * max((TIMES_FORWARD[need] for need in needs), default=1)
+    cost = tokens[:batch].numel() * max((TIMES_FORWARD.get(need, 1) for need in needs), default=1)
     with collecting(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches), cost)):
             ids = windows.to(runtime.device, torch.long)
