@@ -21,10 +21,8 @@ from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 
-TITLE, LOADED = (
-    re.compile(r"^# .*?(?=: (?:key|value) dim |: fine-tuned|$)", re.M),
-    re.compile(r'from_pretrained\("[^\n]*"\)'),
-)
+TITLE = re.compile(r"^# .*?(?=: (?:key|value) dim |: fine-tuned|$)", re.M)
+LOADED = re.compile(r'from_pretrained\("[^\n]*"\)')
 MARKUP = re.compile(r"[\\`*\[\]<>]|(?<!\w)_|_(?!\w)")
 STAGES = {
     "before": "before the fine-tuning",

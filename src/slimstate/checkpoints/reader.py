@@ -62,8 +62,7 @@ class Checkpoint(Value):
             )
         config = read_config(folder / "config.json")
         index = _read_index(folder)
-        names = _shard_names(folder, index)
-        files = {name: TensorFile.open(folder / name) for name in names}
+        files = {name: TensorFile.open(folder / name) for name in _shard_names(folder, index)}
         _check_index(folder, index, files)
         return cls(source=str(source), folder=folder, config=config, files=files, index=index)
 

@@ -42,6 +42,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 PACKAGES = {"compressed-tensors": "compressed_tensors", "fp8": "", "gptq": "gptqmodel", "awq": "gptqmodel"}
 DEQUANTISED = ("compressed-tensors", "fp8")  # by transformers, when it loads them
 HALF = (torch.bfloat16, torch.float16)
+USE_PLAIN = "use the unquantised model, whose plan a cut takes with `apply` and `same_model`"
 SHARE_FOR_WEIGHTS = 0.8  # of the free memory of a device; the rest is for activations
 
 
@@ -89,9 +90,6 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     kernels = describe_kernels(where, precision, family.library)
     model = without_tower(family, model)
     return Runtime(model=model.to(where).eval(), tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels)
-
-
-USE_PLAIN = "use the unquantised model, whose plan a cut takes with `apply` and `same_model`"
 
 
 def check_runnable(checkpoint: Checkpoint, advice: str = USE_PLAIN) -> None:

@@ -16,6 +16,7 @@ from slimstate.models.prepare import prepare
 from slimstate.system.errors import ModelError, SlimstateError, reason_of
 from slimstate.system.json_files import JsonObject
 
+Difference = tuple[str, list[int] | None, list[int] | None]
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # their number, in the configs of transformers
 
 
@@ -42,9 +43,6 @@ def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
 def tied_weights(model: Any) -> frozenset[str]:
     """Return the parameters that share the memory of others, which the files may leave out."""
     return frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
-
-
-Difference = tuple[str, list[int] | None, list[int] | None]
 
 
 def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> list[Difference]:

@@ -84,10 +84,10 @@ class SelectionJob(Value):
             choices = list(pool.map(certify, selections, map(evidence.get, layers)))
         if self.value_selector is not None and self.value_request is not None:
             each = cases(read_rows, mixers, self.value_selector.needs, evidence, of_values=True)
-            values = choose(self.value_selector, each, self.value_request)
+            values = map(remaining_channels, choose(self.value_selector, each, self.value_request))
             choices = [
-                replace(choice, values=_of_origins(mixer, choice, remaining_channels(value)))
-                for mixer, choice, value in zip(mixers, choices, values, strict=True)
+                replace(choice, values=own if (heads := choice.origins) is None else own[mixer.value_origins(heads)])
+                for mixer, choice, own in zip(mixers, choices, values, strict=True)
             ]
         return dict(zip(layers, choices, strict=True))
 
@@ -102,13 +102,7 @@ class SelectionJob(Value):
                 (wider,) = choose(self.selector, each, replace(self.request, keep=count * keep))
                 channels[count] = remaining_channels(wider)
         parts = {head: divide(channels[count][head], count, keep) for head, count in enumerate(copies) if count}
-        rows = [parts[head].pop(0) for head in origins.tolist()]
-        return Selection(keep=torch.stack(rows), origins=origins)
-
-
-def _of_origins(mixer: Mixer, choice: Choice, values: Tensor) -> Tensor:
-    """Return the value channels of the heads that those of a choice are made from."""
-    return values if choice.origins is None else values[mixer.value_origins(choice.origins)]
+        return Selection(keep=torch.stack([parts[head].pop(0) for head in origins.tolist()]), origins=origins)
 
 
 def divide(channels: Tensor, copies: int, key_dim: int) -> list[Tensor]:

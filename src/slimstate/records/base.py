@@ -12,6 +12,11 @@ from slimstate.records.schema import ValidationError, Value, from_json, to_json
 from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import JsonObject, read_json, write_json
 
+R = TypeVar("R", bound="Record")
+PACKAGES = (
+    "slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval", "peft",
+    "accelerate",
+)  # fmt: skip
 MAX_ROWS = 40  # of a table that is printed
 FORMAT = {"index": False, "na_rep": "", "float_format": "{:.4g}".format}
 
@@ -62,13 +67,6 @@ class Displayable(Value):
         written = "" if self.path is None else f"<p>written to <code>{html.escape(str(self.path))}</code></p>"
         frame = self.to_dataframe().dropna(axis="columns", how="all").head(MAX_ROWS)
         return f"<p>{headline}</p>{frame.to_html(**FORMAT)}{written}"
-
-
-R = TypeVar("R", bound="Record")
-PACKAGES = (
-    "slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval", "peft",
-    "accelerate",
-)  # fmt: skip
 
 
 class Record(Displayable):

@@ -12,6 +12,13 @@ from slimstate.records.numbers import HUGE, NO_DIFFERENCE, dims_text, is_none, p
 from slimstate.records.parts import Model, Origin, ReconstructionSettings, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 
+ROUNDING = 1e-12  # of standard errors
+MAIN_METRICS = ("word_perplexity", "acc_norm", "acc", "contains")  # by preference, where a task shows only one
+PER_WORD = "word perplexity"
+UNCUT = "uncut"  # the method of rows that keep all channels and store the state in another dtype
+UNINFORMED = ("random", "random-rotation")  # methods that use no score
+CONTROLS = (*UNINFORMED, "pca-adversarial", "pca-released-adversarial")
+
 
 class RecallPoint(Value):
     """The accuracy of recall with a number of pairs hidden in the text."""
@@ -69,9 +76,6 @@ class TaskScores(Value):
     data: TaskData | None = None
 
 
-ROUNDING = 1e-12  # of standard errors
-
-
 class Measure(Value):
     """A number of an evaluation, with its group and its names."""
 
@@ -104,9 +108,6 @@ class Measure(Value):
         return None if self.error is None or other.error is None else math.hypot(self.error, factor * other.error)
 
 
-MAIN_METRICS = ("word_perplexity", "acc_norm", "acc", "contains")  # by preference, where a task shows only one
-
-
 class LmEval(Value):
     averages: Mapping[str, float] = field(default_factory=dict)
     stderr: Mapping[str, float] = field(default_factory=dict)  # of the averages
@@ -137,9 +138,6 @@ class LmEval(Value):
             group=task, name=f"{task} {metric}", label=metric, value=entry.metrics[metric],
             more_is_better=entry.higher_is_better.get(metric), error=entry.stderr.get(metric),
         )  # fmt: skip
-
-
-PER_WORD = "word perplexity"
 
 
 class Result(Model, TextScores):
@@ -258,11 +256,6 @@ class EvaluationRecord(Record, Result, Origin):
     def contradiction(self) -> str | None:
         scores = self.perplexity, self.lm_eval, self.associative_recall
         return None if any(scores) else "it holds neither a perplexity nor a task nor recall"
-
-
-UNCUT = "uncut"  # the method of rows that keep all channels and store the state in another dtype
-UNINFORMED = ("random", "random-rotation")  # methods that use no score
-CONTROLS = (*UNINFORMED, "pca-adversarial", "pca-released-adversarial")
 
 
 class SweepSettings(Value):

@@ -26,6 +26,7 @@ R_co = TypeVar("R_co", bound=Record, covariant=True)
 RECORD_FILES = (PLAN, *(each.FILE for each in (EvaluationRecord, ReconstructionRecord, RecoveryRecord, TrainingRecord)))
 RECORD_HEAD, MAX_HEAD_BYTES = re.compile(rb'\s*\{\s*"kind":\s*"\w+",\s*"format":'), 64
 MAX_RECORD_BYTES = 2**30  # plans of directions are large
+DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")
 TYPES: dict[str, type[Record]] = {
     kind.KIND: kind
     for kind in (
@@ -98,9 +99,6 @@ def is_record(path: Path) -> bool:
     """Return whether a file begins as records do, without reading the rest, such as a vocabulary."""
     with open_regular(path, DataError) as file:
         return RECORD_HEAD.match(file.read(MAX_HEAD_BYTES)) is not None
-
-
-DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")
 
 
 def check_record(path: Path, force: bool = True) -> None:

@@ -24,6 +24,7 @@ from slimstate.system.json_files import JsonObject, read_json
 
 MAX_PLAN_BYTES = 2**30  # bases of many wide heads take hundreds of MiB
 Name = Annotated[str, Meta(max_length=100)]
+Channels = Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY]
 MORE = ("values", "origins")  # of a choice: the value channels, and the heads that its heads are made from
 VALUE_FIELDS = ("value_width", "value_dim", "value_method")  # of a plan that cuts values
 
@@ -170,9 +171,6 @@ class _StoredPlan(PlanHeader):
 class _StoredBasis(Value):
     shape: Annotated[tuple[Whole, ...], NON_EMPTY]
     float32: str  # base64 of the bytes, so that they come back as they were
-
-
-Channels = Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY]
 
 
 class _StoredChoice(Value):

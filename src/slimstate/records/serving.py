@@ -7,6 +7,13 @@ from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
+Verdict = Literal["agrees", "differs", "refuses"]
+MEASURE = "largest difference of a token's log-probability from transformers', in standard deviations of the logits"
+MASKED = (
+    "largest difference of a token's log-probability from that of the uncut model with the dropped channels zeroed, in"
+    " the same engine, in standard deviations of log-probabilities"
+)
+
 
 class LayerSpeed(Value):
     """How much faster a layer is at key dims below its width; where and how it was timed, and advice."""
@@ -76,14 +83,6 @@ class PoolRecord(Record):
     softmax_layers: Count
     key_dim: Whole
     rows: Annotated[tuple[PoolRow, ...], NON_EMPTY]
-
-
-Verdict = Literal["agrees", "differs", "refuses"]
-MEASURE = "largest difference of a token's log-probability from transformers', in standard deviations of the logits"
-MASKED = (
-    "largest difference of a token's log-probability from that of the uncut model with the dropped channels zeroed, in"
-    " the same engine, in standard deviations of log-probabilities"
-)
 
 
 class Differences(Value):

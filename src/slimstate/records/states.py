@@ -12,6 +12,7 @@ from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
 Numbers = Annotated[tuple[float, ...], NON_EMPTY]
 ByHead = Annotated[tuple[Numbers, ...], NON_EMPTY]  # a list of heads for each layer
+Filters = Annotated[Mapping[str, Annotated[tuple[ByHead, ...], NON_EMPTY]], NON_EMPTY]  # heads, channels, taps by role
 MAX_LOGARITHM = 300
 
 
@@ -93,9 +94,6 @@ class TraceRecord(Record, Model, Origin):
         if any(len(getattr(self.bounds, name)) != self.bounds.states for name in names):
             return f"bounds must hold {self.bounds.states} states"
         return None
-
-
-Filters = Annotated[Mapping[str, Annotated[tuple[ByHead, ...], NON_EMPTY]], NON_EMPTY]  # heads, channels, taps by role
 
 
 class FiltersRecord(Record, Model, Origin):

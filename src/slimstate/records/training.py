@@ -16,6 +16,8 @@ from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
 
 MIN_EVAL_TOKENS = 8192  # fewer do not compare models
+MARGIN = 0.02  # by which the error at another learning rate must be lower than at the first one to replace it
+OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
 
 
 class Teacher(Value):
@@ -247,10 +249,6 @@ class TrainingRecord(TrainingRunRecord):
 
     parameters: Count | None = None
     shared_filters: str | None = None
-
-
-MARGIN = 0.02  # by which the error at another learning rate must be lower than at the first one to replace it
-OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
 
 
 class RateTrial(Value):

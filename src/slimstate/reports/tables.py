@@ -151,8 +151,7 @@ def main_grid(sweep: SweepRecord) -> Grid:
     if sweep.uncut.word_perplexity is None:  # the first column may show it
         tasks = [metric for metric in tasks if not metric.title.startswith(f"{WIKITEXT} ")]
     metrics = (perplexity_metric(sweep), *tasks, UTILISATION, KAPPA)
-    columns = [(metric.title, metric, sweep.rows) for metric in metrics]
-    return _grid(sweep, sweep.rows, columns, label)
+    return _grid(sweep, sweep.rows, [(metric.title, metric, sweep.rows) for metric in metrics], label)
 
 
 def ablation_grid(sweep: SweepRecord) -> Grid | None:

@@ -65,12 +65,7 @@ KEY_DIM_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "not the value dim": lambda model: model.key_dim != model.value_dim,
     "equal to the value dim": lambda model: model.key_dim == model.value_dim,
 }
-ALL_CUTS = (
-    "always",
-    "not 128",
-    "not the value dim",
-    "equal to the value dim",
-)  # conditions that hold for every cut alike
+ALL_CUTS = ("always", "not 128", "not the value dim", "equal to the value dim")  # hold for every cut alike
 CONFIG_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "one group": lambda model: model.heads == 1,
     "several groups": lambda model: model.heads > 1,

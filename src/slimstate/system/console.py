@@ -34,8 +34,7 @@ class TerminalReporter(TimedReporter):
             self.say(line)
 
     def waiting(self, label: str) -> AbstractContextManager[object]:
-        is_alone = self.console.is_terminal and self.bars is None
-        return self.console.status(label) if is_alone else nullcontext()
+        return self.console.status(label) if self.console.is_terminal and self.bars is None else nullcontext()
 
     @contextmanager
     def shown(self, pace: Pace) -> Iterator[Update]:

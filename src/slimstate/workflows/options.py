@@ -19,6 +19,27 @@ from slimstate.training.options import AdaptationOptions, RecoverOptions, TrainO
 from slimstate.workflows.inputs import Model
 
 TASK_OPTIONS = ("task_data", "include_path", "limit", "recall_prompts")
+# (L634) is a line of the paper's source. The convolutions are always trained whole (L634), as in the released code.
+PAPER: Mapping[str, object] = {
+    "steps": 2000,  # 32k samples (L634) in batches of 16
+    "tokens": None,
+    "batch_size": 16,  # L634
+    "length": 2048,  # L634
+    "lr": 1e-4,  # L634
+    "min_lr": 1e-5,  # L634
+    "warm_up": 0.05,  # L634
+    "weight_decay": 0.1,  # released code
+    "second_beta": 0.95,  # released code
+    "adam_eps": 1e-15,  # released code
+    "lora_rank": 16,  # L634; 32 in the released code
+    "lora_alpha": 32,  # L634; 64 in the released code
+    "lora_targets": "q_proj,k_proj,v_proj",  # released code
+    "unfreeze": "norms,biases",  # released code
+    "kd_weight": 1.0,  # released code; the paper distils from the original model (L634) and names no weight
+    "temperature": 2.0,  # released code
+}
+PRESETS = {"paper": PAPER}
+IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in place of names
 
 
 class InspectConfig(EngineChoice):
@@ -127,29 +148,6 @@ class ReconstructConfig(TextOptions):
     def check(self) -> None:
         parse_limits(self.max_memory)
         self.refuse(("eval_tokens",), "needs `eval_text`", unless=self.evaluation.eval_text is not None)
-
-
-# (L634) is a line of the paper's source. The convolutions are always trained whole (L634), as in the released code.
-PAPER: Mapping[str, object] = {
-    "steps": 2000,  # 32k samples (L634) in batches of 16
-    "tokens": None,
-    "batch_size": 16,  # L634
-    "length": 2048,  # L634
-    "lr": 1e-4,  # L634
-    "min_lr": 1e-5,  # L634
-    "warm_up": 0.05,  # L634
-    "weight_decay": 0.1,  # released code
-    "second_beta": 0.95,  # released code
-    "adam_eps": 1e-15,  # released code
-    "lora_rank": 16,  # L634; 32 in the released code
-    "lora_alpha": 32,  # L634; 64 in the released code
-    "lora_targets": "q_proj,k_proj,v_proj",  # released code
-    "unfreeze": "norms,biases",  # released code
-    "kd_weight": 1.0,  # released code; the paper distils from the original model (L634) and names no weight
-    "temperature": 2.0,  # released code
-}
-PRESETS = {"paper": PAPER}
-IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in place of names
 
 
 class ControlOptions(Options):

@@ -88,13 +88,10 @@ class QuantisedWeight(Value):
     storage: str
     shape: tuple[int, int]
     rows: Mapping[str, Rows]
-    # the tensor with scales of blocks, and the rows and inputs of a block, where the weight cannot be cut as it is
-    block_scale: str | None = None
-    block: tuple[int, int] = (1, 1)
-    # its tensors, by role: "numbers", "scales", those of ROLES, or else by their names
-    parts: Mapping[str, str]
-    # what is to be added to zero points
-    zero: int = 0
+    block_scale: str | None = None  # the tensor with scales of blocks, where the weight cannot be cut as it is
+    block: tuple[int, int] = (1, 1)  # the rows and inputs of a block
+    parts: Mapping[str, str]  # its tensors, by role: "numbers", "scales", those of ROLES, or else by their names
+    zero: int = 0  # what is to be added to zero points
 
     @property
     def module(self) -> str:
@@ -173,30 +170,18 @@ class Module(Value):
 class Storage(Value):
     """One way in which a format stores a weight; all tensors by their names below the module."""
 
-    # its name in messages: "GPTQ"
-    name: str
-    # the tensor with the values
-    weight: str = "weight"
-    # its dtypes: ("I32",) for words
-    dtypes: Dtypes
-    # possible bits of a value
-    bits: tuple[int, ...] = (8,)
-    # the dimension of output rows in all tensors
-    dim: int = 0
-    # the order of rows in a word of the values; None if a word has one row and several inputs
-    order: tuple[int, ...] | None = None
-    # scales and their dtypes: for each row, each row and group of inputs, or all of the tensor
-    scales: Mapping[str, Dtypes]
-    # what has the shape of scales, and may be missing
-    optional: Mapping[str, Dtypes] = field(default_factory=dict)
-    # inputs of a group, where there is no choice
-    group: int | None = None
-    # zero points, with rows in words, where there are any
-    zeros: str | None = None
-    # a tensor that states [N, K]
-    stated: str | None = None
-    # what belongs to all rows, and may be missing
-    shared: tuple[str, ...] = ()
+    name: str  # its name in messages: "GPTQ"
+    weight: str = "weight"  # the tensor with the values
+    dtypes: Dtypes  # its dtypes: ("I32",) for words
+    bits: tuple[int, ...] = (8,)  # possible bits of a value
+    dim: int = 0  # the dimension of output rows in all tensors
+    order: tuple[int, ...] | None = None  # of rows in a word of the values; None if a word has one row, several inputs
+    scales: Mapping[str, Dtypes]  # and their dtypes: for each row, each row and group of inputs, or all of the tensor
+    optional: Mapping[str, Dtypes] = field(default_factory=dict)  # what has the shape of scales, and may be missing
+    group: int | None = None  # inputs of a group, where there is no choice
+    zeros: str | None = None  # zero points, with rows in words, where there are any
+    stated: str | None = None  # a tensor that states [N, K]
+    shared: tuple[str, ...] = ()  # what belongs to all rows, and may be missing
 
     def matches(self, module: Module) -> bool:
         info = module.tensors.get(self.weight)
@@ -230,7 +215,7 @@ class Storage(Value):
             if part in module.tensors and (each := self._scale_rows(module, part, dtypes, weight.shape)):
                 parts[part] = each
         if self.zeros in module.tensors and self.zeros is not None:
-            self._check_zeros(module, packed, rows, inputs)
+            self._check_zeros(module, packed, rows)
             parts[self.zeros] = packed
         if self.stated is not None:
             self._check(module, self.stated, ("I64", "I32"), (2,))
@@ -278,13 +263,12 @@ class Storage(Value):
             raise self._misfit(module, part, f"scales of {rows} rows and {inputs} inputs")
         return PlainRows(dim=dim)
 
-    def _check_zeros(self, module: Module, packed: PackedRows, rows: int, inputs: int) -> None:
+    def _check_zeros(self, module: Module, packed: PackedRows, rows: int) -> None:
         assert self.zeros is not None
         groups = module.tensors[next(iter(self.scales))].shape
-        expected = tuple(packed.shape(groups, rows))
         if WORD % packed.bits or (self.dim == 1 and rows * packed.bits % WORD):
             raise self._misfit(module, self.zeros, f"zero points of {rows} rows of {packed.bits} bits in whole words")
-        self._check(module, self.zeros, ("I32",), expected)
+        self._check(module, self.zeros, ("I32",), tuple(packed.shape(groups, rows)))
 
     def _check(self, module: Module, part: str, dtypes: Dtypes, shape: tuple[int, ...]) -> None:
         info = module.tensors[part]
@@ -300,16 +284,12 @@ class Storage(Value):
 class Format(Value):
     """A format of quantised checkpoints: the ways in which it stores a weight."""
 
-    # the `quant_method` in the config: "gptq"
-    method: str
-    # how it stores weights; the first that matches a module counts
-    storages: tuple[Storage, ...]
+    method: str  # the `quant_method` in the config: "gptq"
+    storages: tuple[Storage, ...]  # how it stores weights; the first that matches a module counts
     # settings of the config with values that other layouts do not have: {"version": ("gemm",)}
     required: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # the list in the config with modules that are not quantised: "ignore"; None if none can be added
-    unquantised: str | None = None
-    # whether the stock class of transformers loads it
-    in_transformers: bool = True
+    unquantised: str | None = None  # the config's list of modules that are not quantised: "ignore"; None if it has none
+    in_transformers: bool = True  # whether the stock class of transformers loads it
 
     def block(self, settings: Settings) -> tuple[int, int] | None:
         """Return the rows and inputs of a block with one scale, or None."""
