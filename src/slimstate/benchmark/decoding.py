@@ -41,9 +41,8 @@ def time_decoding(options: DecodeBenchConfig, bench: Bench) -> DecodeRecord:
         if largest[-1].batch is not None:
             bench.reporter.say(largest[-1].line)
         del model
-    return bench.finish(
-        DecodeRecord, options.settings, with_ratios(rows), copy_bandwidth=bandwidth, largest_batch=tuple(largest)
-    )
+    facts = {"copy_bandwidth": bandwidth, "largest_batch": tuple(largest)}
+    return bench.finish(DecodeRecord, options.settings, with_ratios(rows), **facts)
 
 
 def _measure(bench: Bench, model: Any, bandwidth: float, row: DecodeRow) -> DecodeRow:

@@ -63,7 +63,6 @@ def width_of(config: Config) -> int:
 
 
 def dims_in(config: Config) -> dict[str, Any]:
-    """Return the key dim and the value dim of a config."""
     sizes = family_of(config).sizes(config)
     return {"key_dim": sizes.width, "value_dim": sizes.value_dim}
 
@@ -83,7 +82,6 @@ def resized(config: Config, dims: int | str) -> JsonObject:
 
 
 def row_fields(model: str, dims: int | str) -> dict[str, Any]:
-    """Return the model and its dims, as the fields of a row."""
     return {"model": model, **dims_in(resized(config_of(model), dims))}
 
 

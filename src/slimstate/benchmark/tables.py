@@ -68,7 +68,6 @@ COLUMNS: Mapping[str, Sequence[str]] = {
 
 
 def table(record: BenchRecord) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and the rows of cells."""
     has_values = any(getattr(row, "value_dim", None) for row in record.rows)
     titles = [name for name in COLUMNS[record.bench] if has_values or name != "value dim"]
     return titles, [[CELLS[name](row) for name in titles] for row in record.rows]

@@ -44,7 +44,6 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
 
 
 def training_card(record: TrainingRecord, config: Config, name: str) -> str:
-    """Return the card of a model that was trained from a config."""
     return render("trained.md", **_describe(name, config["model_type"]), **_describe_training(record))
 
 

@@ -113,7 +113,6 @@ class Checkpoint(Value):
 
     @cached_property
     def modules(self) -> dict[str, Module]:
-        """The tensors by module."""
         modules: dict[str, dict[str, TensorInfo]] = {}
         for name, info in self.tensors.items():
             path, _, part = name.rpartition(".")
@@ -168,7 +167,6 @@ class Checkpoint(Value):
 
     @property
     def cut(self) -> JsonObject | None:
-        """The entry of the last cut in the config, or None."""
         return cut_in(self.config)
 
     @property

@@ -108,7 +108,6 @@ class TensorFile(Value):
         return tensor
 
     def read_rows(self, name: str, rows: Tensor) -> Tensor:
-        """Read only these rows of a tensor."""
         info = self.tensors[name]
         tensor = torch.empty((len(rows), *info.shape[1:]), dtype=self.dtype(name), device="cpu")
         size = info.size // info.shape[0]

@@ -105,7 +105,6 @@ class CheckpointWriter:
             task.result()
 
     def stop(self) -> None:
-        """Stop writing."""
         self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
 

@@ -155,7 +155,6 @@ class HookPoint(Value):
 
     @property
     def every_operator(self) -> tuple[str, ...]:
-        """The operators, with that for one token."""
         return self.operators if self.step_operator is None else (*self.operators, self.step_operator)
 
     @property

@@ -105,7 +105,6 @@ class Corpus(Value):
 
     @property
     def training_windows(self) -> Places:
-        """The places of the windows that are trained on."""
         return np.setdiff1d(np.arange(self.count), held_out_places(self.count, self.held_out))
 
     def describe(self) -> JsonObject:

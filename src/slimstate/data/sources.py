@@ -84,10 +84,8 @@ def max_line_length() -> int:
 
 
 def too_long(where: str) -> DataError:
-    limit = max_line_length() / 2**20
-    return DataError(
-        f"{where} has a line of more than {limit:g} MiB; `max_line_mb` (SLIMSTATE_MAX_LINE_MB) allows more"
-    )
+    limit = f"{max_line_length() / 2**20:g} MiB"
+    return DataError(f"{where} has a line of more than {limit}; `max_line_mb` (SLIMSTATE_MAX_LINE_MB) allows more")
 
 
 class Decompressed(io.RawIOBase):

@@ -52,11 +52,9 @@ def associative_recall(
         digest.update(probe.tokens.numpy().tobytes())
         chosen, likeliest = _answers(runtime, probe, values)
         correct, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
-        point = {"accuracy": float(correct.mean()), "stderr": share_error(float(correct.sum()), correct.numel())}
-        shares = tuple(correct.mean(1).tolist())
-        points.append(
-            RecallPoint(pairs=count, **point, exact=float(exact.mean()), questions=correct.numel(), shares=shares)
-        )
+        scores = {"accuracy": float(correct.mean()), "exact": float(exact.mean())}
+        error, shares = share_error(float(correct.sum()), correct.numel()), tuple(correct.mean(1).tolist())
+        points.append(RecallPoint(pairs=count, **scores, questions=correct.numel(), stderr=error, shares=shares))
     return AssociativeRecall(
         points=tuple(points), mean=sum(point.accuracy for point in points) / len(points), candidates=len(values),
         stderr=math.hypot(*(point.stderr or 0.0 for point in points)) / len(points),

@@ -42,7 +42,6 @@ def shared_windows(tokenizers: Mapping[str, Any], text: Reading, length: int, ma
     (first, windows), *others = each.items()
     for name, other in others:
         if other.digest != windows.digest:
-            raise DataError(
-                f"{first} and {name} split {text.source} into different tokens: their numbers cannot be compared"
-            )
+            problem = f"{first} and {name} split {text.source} into different tokens"
+            raise DataError(f"{problem}: their numbers cannot be compared")
     return windows

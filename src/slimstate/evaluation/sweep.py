@@ -237,9 +237,8 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
     """
     rows = [row for row in record.rows if not row.is_control]
     if not rows:
-        return Recommendation(
-            within=False, max_loss=max_loss, reason="only controls were measured; add a method, such as drrqr"
-        )
+        reason = "only controls were measured; add a method, such as drrqr"
+        return Recommendation(within=False, max_loss=max_loss, reason=reason)
     rows = [row for row in rows if row.state_dtype in SERVED] or rows
     within, least = [row for row in rows if _loss(row) <= max_loss], min(rows, key=_loss)
     near = [row for row in rows if row is least or _loss(row) - _loss(least) <= 2 * _error(row, least)]
@@ -263,9 +262,8 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
         recall = f"associative recall {'falls from ' if lost else ''}{change}"
         reason += f"; {recall}, {signed(row.recall_over_uncut, row.recall_error)}"
     reason += "; recall was not measured" if row.associative_recall is None else ""
-    return Recommendation(
-        row=record.rows.index(row), within=bool(within), max_loss=max_loss, reason=reason, command=command(row)
-    )
+    place = record.rows.index(row)
+    return Recommendation(row=place, within=bool(within), max_loss=max_loss, reason=reason, command=command(row))
 
 
 def _loss(row: Row) -> float:

@@ -55,9 +55,8 @@ class Correction(Value):
         return f"{self.epsilon} times {width / key_dim:.4g} {self.why}{meaning}"
 
 
-NORM_EPS, RMS_NORM_EPS = (
-    Correction(epsilon=name, why="compensates the new query scale") for name in ("norm_eps", "rms_norm_eps")
-)
+NORM_EPS = Correction(epsilon="norm_eps", why="compensates the new query scale")
+RMS_NORM_EPS = replace(NORM_EPS, epsilon="rms_norm_eps")
 FOLDED = Correction(folded=True, why="compensate the new query scale exactly")
 NOT_NEEDED = Correction(why="these layers do not scale queries, so that cutting equals zeroing bit for bit")
 

@@ -82,8 +82,7 @@ class Mamba2(Family):
             others += [Slot(parameter="in_proj.bias"), replace(value, parameter="in_proj.bias")]
         if self.fields.conv_bias is None or values[self.fields.conv_bias]:
             others.append(Slot(parameter="conv1d.bias"))
-        normed = self._is_normed(values)
-        if normed:
+        if self._is_normed(values):
             others.append(Slot(parameter="norm.weight", scale_power=-0.5))
         output = Slot(parameter="out_proj.weight", dim=1)
         return ValueAxis(
@@ -133,7 +132,6 @@ class Mamba2(Family):
         return total // int(values[self.fields.heads])
 
     def layers(self, config: Config) -> list[str]:
-        """Return the kind of each layer."""
         values = self.with_defaults(config)
         if values.get("hybrid_override_pattern"):
             return [PATTERN[letter] for letter in values["hybrid_override_pattern"]]

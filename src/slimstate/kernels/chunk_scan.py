@@ -61,7 +61,6 @@ class Inputs(NamedTuple):
 
 
 def zero_state(k: Tensor, v: Tensor) -> Tensor:
-    """Return a state of zeros."""
     return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
 
 
@@ -163,7 +162,6 @@ def _heads(x: Tensor, axis: int, number: int, parts: int) -> Tensor:
 
 
 def _heads_of_all(tensors: Sequence[Any], number: int, parts: int) -> Inputs:
-    """Return the inputs of some heads, as views."""
     axes = zip(tensors, HEAD_AXES, strict=True)
     views: Any = (None if x is None else _heads(x, axis, number, parts) for x, axis in axes)
     return Inputs(*views)

@@ -54,7 +54,6 @@ class Inputs(NamedTuple):
     state: Tensor
 
     def at(self, tokens: slice) -> Inputs:
-        """Return the inputs of some tokens, as views."""
         by_token: Any = (x[:, tokens] for x in self[:BY_TOKEN])
         return Inputs(*by_token, *self[BY_TOKEN:])
 
@@ -87,9 +86,8 @@ def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     """Return how to compute a scan: by head on a CPU and for one token, else by fla's kernel where it is right."""
     if inputs.x.device.type == "cpu" or inputs.x.shape[1] == 1:
         return by_head
-    narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA or (
-        inputs.x.shape[-1] < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs)
-    )
+    keys, values = inputs.B.shape[-1], inputs.x.shape[-1]
+    narrow = keys < MIN_CHANNELS_OF_FLA or (values < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs))
     if too_precise_for_triton(inputs.x) or narrow or IN_PYTORCH.get() or not has_fla():
         return grouped
     return recomputed if needs_gradient(*inputs) else by_fla

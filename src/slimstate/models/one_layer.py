@@ -67,7 +67,6 @@ class OneLayerModel:
         return [name for name in checkpoint.tensors if name.startswith(prefixes)]
 
     def _shared_with(self, layer: int) -> set[int]:
-        """Return the layers with which a layer shares weights."""
         own = f"{self.path_of(layer)}."
         sources = {source for name, source in self.model.all_tied_weights_keys.items() if name.startswith(own)}
         return {int(source.removeprefix(f"{self._layers_path}.").split(".")[0]) for source in sources}

@@ -24,9 +24,8 @@ def measure_speed(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     started = time.perf_counter()
     with path.open("rb") as file:
         count = len(file.read(PROBE_BYTES))
-    return DeviceSpeed(
-        flops_per_second=8 * rows * hidden**2 / best, read_bytes_per_second=count / (time.perf_counter() - started)
-    )
+    bytes_per_second = count / (time.perf_counter() - started)
+    return DeviceSpeed(flops_per_second=8 * rows * hidden**2 / best, read_bytes_per_second=bytes_per_second)
 
 
 def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> float:

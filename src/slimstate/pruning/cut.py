@@ -141,7 +141,6 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
 
 
 def planned_cut(checkpoint: Checkpoint, plan: Plan) -> TensorCut:
-    """Return the cut of a plan."""
     cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected, read=checkpoint.read)
     return TensorCut(checkpoint, cutter)
 
@@ -253,6 +252,5 @@ class LayerwiseCut(StoredCut):
         return self.cut.documents(self.plan[0], self.record(record), cut_config(self.checkpoint, self.plan[0]))
 
     def record(self, reconstruction: ReconstructionRecord) -> CutRecord:
-        """Return the record of the cut with its reconstruction."""
         record = describe_cut(self.checkpoint, self.plan[0], reconstruction.kernels, self.cut.speed)
         return replace(record, reconstruction=reconstruction)

@@ -150,7 +150,6 @@ def resolve_key_dim(
 
 
 def parameters_after(checkpoint: Checkpoint, key_dim: int, value_dim: int | None = None) -> int:
-    """Return the number of parameters after a cut to these dims."""
     cut = outline(checkpoint.mixers, key_dim, value_dim)
     touched = {name: shape for name, shape in checkpoint.shapes.items() if cut.touches(name)}
     removed = sum(math.prod(shape) - math.prod(cut.shape(name, shape)) for name, shape in touched.items())

@@ -47,10 +47,8 @@ def unique_records(folder: Path) -> Records:
     records = read_records(folder)
 
     def is_copy(plan: "RecordFile[Plan]") -> bool:
-        is_trained = any(
-            (plan.path.parent / name).exists() for name in (ReconstructionRecord.FILE, RecoveryRecord.FILE)
-        )
-        return plan.record.folder is not None or is_trained
+        trainings = (ReconstructionRecord.FILE, RecoveryRecord.FILE)
+        return plan.record.folder is not None or any((plan.path.parent / name).exists() for name in trainings)
 
     originals = [plan.record for plan in records.plan if not is_copy(plan)]
     unique = [plan for plan in records.plan if not is_copy(plan) or not any(map(plan.record.same_cut, originals))]

@@ -31,7 +31,6 @@ def strip_path(channels: Iterable[int], y: float) -> str:
 
 
 def saved_share(sweep: SweepRecord, row: Row) -> float:
-    """Return the share of the uncut model's state that a row saves."""
     return 1 - row.state_bytes / sweep.uncut.state_bytes
 
 

@@ -60,7 +60,6 @@ class Metric(Value):
     long_title: str = ""
 
     def format(self, value: float | None) -> str:
-        """Return a value as text."""
         return UNKNOWN if value is None else self.text(value)
 
 
@@ -210,14 +209,12 @@ def _mark(cell: GridCell, marks: tuple[str, str]) -> str:
 
 
 def as_markdown(grid: Grid) -> str:
-    """Return a grid as a Markdown table with its caption below."""
     titles = [f"{group}: {title}" for group, names in grid.groups for title in names]
     lines = [[name, *(_mark(cell, ("**%s**", "<u>%s</u>")) for cell in cells)] for name, cells in grid.lines]
     return f"{markdown_table(['Method', *titles], [*lines, ['Baseline', *grid.baseline]])}\n\n{grid.caption}\n"
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as a Markdown table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 

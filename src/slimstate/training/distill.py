@@ -113,10 +113,8 @@ class DistillationJob(Value):
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
             with session.open(lambda: student, fingerprints) as tokens:
                 recovery = session.run_training(Job(student=student, out=folder, source=str(self.out)), tokens)
-        nats = recovery.measured.nats
-        result = DistillationResult(
-            steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before
-        )
+        before, after = recovery.measured.nats.before, recovery.measured.nats.after
+        result = DistillationResult(steps=self.steps, before=before, after=after, taken=after < before)
         record = replace(inner, config=self.provenance, distillation=result, out=str(self.out))
         documents = {**record.files(), CARD: with_distillation(card, record, recovery, inner.command)}
         self.reporter.say(result.line())

@@ -46,9 +46,8 @@ class InitialModel(Value):
     def __post_init__(self) -> None:
         family, size = family_of(self.config), self.config.get("vocab_size")
         if (quantisation := quantisation_of(self.config)) is not None:
-            raise ModelError(
-                f"config.json is that of a quantised model ({quoted(quantisation.method)}); train a plain one"
-            )
+            model = f"a quantised model ({quoted(quantisation.method)})"
+            raise ModelError(f"config.json is that of {model}; train a plain one")
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ModelError(f"config.json: vocab_size must be a positive number, got {quoted(str(size))}")
         prepare(family.model_type)

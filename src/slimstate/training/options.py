@@ -200,7 +200,6 @@ class TrainOptions(Options):
 
     @property
     def samples(self) -> int:
-        """Windows in all steps."""
         return self.total_steps * self.batch_size
 
     @property

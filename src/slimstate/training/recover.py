@@ -61,9 +61,8 @@ class Control(Value):
 
     def _compare(self, before: JsonObject, now: JsonObject) -> None:
         if (other := difference(before, now)) is not None:
-            raise OutputError(
-                f"{self.out} is a control with other settings: {other}; remove it, or choose another `control_out`"
-            )
+            problem = f"{self.out} is a control with other settings: {other}"
+            raise OutputError(f"{problem}; remove it, or choose another `control_out`")
 
     def run_training(self, tokens: Tokens) -> RecoveryRecord:
         """Train the control, unless that was done before, and return its record."""
@@ -133,7 +132,6 @@ class Preview(Displayable):
 
 
 def describe_recovery(student: Checkpoint, teacher: Checkpoint | None, options: RecoverOptions) -> Preview:
-    """Return what a recovery would train."""
     adaptation = adaptation_of(options, student)
     sizes = {name: tensor.shape for name, tensor in stock_model(student.config).state_dict().items()}
     adapted = {f"{name}.weight" for name in adaptation.targets}

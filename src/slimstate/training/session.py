@@ -164,7 +164,6 @@ class Session(Value, Generic[R]):
 
     @property
     def training_tokens(self) -> float:
-        """The cost of all steps."""
         return self.options.total_steps * self._step_tokens
 
     def _measuring_tokens(self, tokens: Tokens, control: R | None) -> int:

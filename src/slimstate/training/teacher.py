@@ -194,5 +194,4 @@ def find_teacher(student: Checkpoint, source: str | PathLike[str] | None, report
 
 
 def _digests(tokens: Any) -> list[str]:
-    """Return a digest of every window."""
     return [hashlib.blake2b(window.tobytes(), digest_size=8).hexdigest() for window in tokens]

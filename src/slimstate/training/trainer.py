@@ -154,9 +154,8 @@ class TrainingCallback(TrainerCallback):  # type: ignore[misc]
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
             last = last_checkpoint(Path(args.output_dir))
             saved = "there is no checkpoint before it" if last is None else f"the last good checkpoint is {last}"
-            raise TrainingError(
-                f"the loss is NaN or infinite at step {step}: {saved}; try a lower `lr`, and `force` to start over"
-            )
+            problem = f"the loss is NaN or infinite at step {step}: {saved}"
+            raise TrainingError(f"{problem}; try a lower `lr`, and `force` to start over")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         distributed.wait_for_all()
@@ -190,7 +189,6 @@ def resume_from(folder: Path) -> Path | None:
 
 
 def trainer_arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
-    """Return the options as those of the Trainer."""
     trainer, run = options.trainer, options.run
     arguments = TrainingArguments(
         output_dir=str(folder),

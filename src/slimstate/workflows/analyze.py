@@ -80,10 +80,8 @@ def _analyze(
         "config": run_config("analyze", {"models": sources, "text": text, "out": folder}, config.to_values()),
     }  # fmt: skip
     traces, filters, plans = [], [], {}
-    each = (
-        reporter.track(checkpoints.items(), "models", len(checkpoints)) if len(checkpoints) > 1 else checkpoints.items()
-    )
-    for name, checkpoint in each:
+    models = checkpoints.items()
+    for name, checkpoint in reporter.track(models, "models", len(models)) if len(models) > 1 else models:
         about = {**vars(checkpoint.identity(name)), **shared}
         traces.append(trace_model(checkpoint, windows.tokens, about, config, config.run, reporter))
         if checkpoint.plan is not None:

@@ -38,7 +38,6 @@ class PlainRows(Value):
         return [rows if dim == self.dim else size for dim, size in enumerate(shape)]
 
     def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        """Return a tensor with these rows."""
         return tensor.index_select(self.dim, rows)
 
 

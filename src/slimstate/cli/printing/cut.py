@@ -33,7 +33,6 @@ class PruneFlags(HubFlags):
 def run_prune(
     model: str, config: PruneConfig, flags: PruneFlags, reporter: Reporter, out: str | None = None
 ) -> "CutRecord | EstimateRecord":
-    """Cut a model, or estimate what that takes."""
     if out is None and not (flags.dry_run or flags.plan_only):
         raise PlanError("give `out`, or `dry_run` to write nothing")
     if flags.dry_run and flags.plan_only:
@@ -172,7 +171,6 @@ def _show_estimate(record: "EstimateRecord") -> Printout:
 
 
 def show_reconstruction(record: "ReconstructionRecord") -> Printout:
-    """Yield the errors before and after a reconstruction."""
     improved = len(record.layers) - len(record.unimproved)
     yield (
         f"reconstructed {improved} of {plural(len(record.layers), 'layer')}; mean error on"

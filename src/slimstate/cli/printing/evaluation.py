@@ -105,14 +105,12 @@ def _in_units(result: "Row | Uncut", uncut: "Uncut") -> dict[str, str]:
 
 
 def show_verification(record: "VerificationRecord") -> Printout:
-    """Yield the verdict, and what the difference is measured in."""
     yield record.verdict
     if record.outcome.differences is not None:
         yield f"the difference is the {record.measure}; tolerance {record.tolerance:g}, {record.dtype}"
 
 
 def show_bench(record: "BenchRecord") -> Printout:
-    """Yield the table of a benchmark."""
     from slimstate.benchmark.tables import table
     from slimstate.records.benchmark import DecodeRecord, KernelRecord
 

@@ -28,7 +28,6 @@ class RecoverFlags(HubFlags):
 def run_recover(
     model: str, config: RecoverConfig, flags: RecoverFlags, reporter: Reporter, out: str | None = None
 ) -> "RecoveryRecord | Preview":
-    """Recover a model, or describe what that trains."""
     if flags.dry_run:
         if flags.push_to_hub is not None:
             raise PlanError("`push_to_hub` uploads what is written: leave out `dry_run`")

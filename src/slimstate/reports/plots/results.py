@@ -17,7 +17,6 @@ DASHES = {"kq": "-", "k": "--", "q": ":"}  # by score
 
 
 def draw_sweep(sweep: SweepRecord, folder: Path) -> None:
-    """Write the tables and the figure of a sweep."""
     write_tables(sweep, folder)
     save(pareto(sweep), folder / "pareto")
 
@@ -82,9 +81,8 @@ def recall_curves(results: Sequence[Result]) -> Figure:
         axes.axhline(1 / first.candidates, color=MUTED, linewidth=1, linestyle="--", label="chance")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.set(
-        xlabel="key-value pairs in the text", ylabel="share of names recalled", title="Associative recall", ylim=(0, 1)
-    )
+    axes.set(xlabel="key-value pairs in the text", ylabel="share of names recalled", title="Associative recall")
+    axes.set_ylim(0, 1)
     axes.legend()
     return figure
 
