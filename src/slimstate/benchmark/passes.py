@@ -33,8 +33,7 @@ def time_mixers(options: MixerBenchConfig, bench: Bench) -> MixerRecord:
 
 def _measure_mixer(bench: Bench, options: MixerBenchConfig, config: Config, row: MixerRow) -> MixerRow:
     mixer = models.mixer_of(config, bench.device, bench.dtype)
-    sizes = options.batch, options.length, options.hidden
-    hidden = torch.randn(*sizes, device=bench.device, dtype=bench.dtype)
+    hidden = torch.randn(options.batch, options.length, options.hidden, device=bench.device, dtype=bench.dtype)
     if row.mode == "train":
         row = bench.time(row, _train_mixer(mixer, hidden))
     else:

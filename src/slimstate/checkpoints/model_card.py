@@ -89,13 +89,9 @@ def render(template: str, **values: object) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "cards")
+    cards = jinja2.FileSystemLoader(Path(__file__).parent / "cards")
     environment = jinja2.Environment(
-        loader=loader,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+        loader=cards, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
         "code": code, "fenced": fenced, "prose": prose, "public": public_name, "public_command": _public_command,

@@ -155,9 +155,8 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
             left_out.append(str(name))
             continue
-        target = folder / name
-        if str(name) == CARD and checkpoint.config.get("slimstate") is None:
-            target = folder / BASE_CARD
+        is_base_card = str(name) == CARD and checkpoint.config.get("slimstate") is None
+        target = folder / (BASE_CARD if is_base_card else name)
         atomic.create_parents(target, folder)
         with open_regular(path, ModelError) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)

@@ -104,11 +104,8 @@ class EvidenceFile(Value):
 
     def save(self, path: Path) -> None:
         """Write the file, complete or not at all."""
-        tensors = {
-            f"{layer}.{name}": tensor.contiguous()
-            for layer, entry in self.evidence.items()
-            for name, tensor in entry.tensors()
-        }
+        sums = ((layer, *part) for layer, entry in self.evidence.items() for part in entry.tensors())
+        tensors = {f"{layer}.{name}": tensor.contiguous() for layer, name, tensor in sums}
         tokens = next(iter(self.evidence.values())).tokens
         about = {"model": self.model, "calibration": self.calibration, "tokens": tokens}
         with writing(path), staged_file(path) as partial:

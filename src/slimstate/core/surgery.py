@@ -214,8 +214,7 @@ def _take_rows(axis: Axis, slot: Slot, heads: Tensor, tensor: Tensor, *, shared:
     """Return a parameter whose heads have the rows of `heads`; `shared` rows are divided by the number of copies."""
     rows = axis.all_rows(slot)
     result = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
-    copies = rows[:, heads].to(tensor.device)
-    values = result[copies]
+    values = result[rows[:, heads].to(tensor.device)]
     if shared:
         counts = torch.bincount(heads)[heads].to(tensor.device).view(1, -1, *(1 for _ in values.shape[2:]))
         values = (values.to(torch.promote_types(values.dtype, torch.float32)) / counts).to(values.dtype)

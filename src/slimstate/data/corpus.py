@@ -25,7 +25,6 @@ from slimstate.system.value import Value
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"
 MAX_HELD_OUT_WINDOWS = 64
-
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -160,5 +159,4 @@ class Schedule(Dataset[dict[str, Tensor]]):
             raise IndexError(sample)
         epoch, position = divmod(sample, len(self.places))
         place = int(self.order(epoch)[position])
-        ids = torch.from_numpy(self.tokens[place].astype(np.int64))
-        return {"input_ids": ids, "place": torch.tensor(place)}
+        return {"input_ids": torch.from_numpy(self.tokens[place].astype(np.int64)), "place": torch.tensor(place)}

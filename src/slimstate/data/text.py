@@ -81,8 +81,7 @@ def sample_windows(
             f" {samples * length:,}: use {advice}a shorter `length`, or more text"
         )
     order = torch.randperm(len(full), generator=torch.Generator().manual_seed(seed))[:samples]
-    tokens = torch.stack([full[i] for i in order.tolist()])
-    return Windows.of(reading, tokens, seed)
+    return Windows.of(reading, torch.stack([full[i] for i in order.tolist()]), seed)
 
 
 def windows(

@@ -24,16 +24,9 @@ import numpy
 import torch
 
 from slimstate.core.standard_errors import share_error
+from slimstate.evaluation import task_sources
 from slimstate.evaluation.options import TaskOptions
-from slimstate.evaluation.task_sources import (
-    RECALL,
-    Source,
-    find_sources,
-    lm_eval_module,
-    resolve_tasks,
-    task_files,
-    task_manager,
-)
+from slimstate.evaluation.task_sources import RECALL, Source, lm_eval_module
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
 from slimstate.records.numbers import plural
@@ -57,12 +50,12 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
     A folder of local files has TASK.jsonl or TASK.parquet, or a folder TASK with a file for each split. `max_length`
     does not apply to recall prompts, which have their own length.
     """
-    names = resolve_tasks(options.tasks, options.include_path)
+    names = task_sources.resolve_tasks(options.tasks, options.include_path)
     reporter.say(f"lm-eval {version('lm_eval')}: {', '.join(names)}")
     limit, max_length = options.limit, options.max_length
     with reporter.waiting(f"running {plural(len(names), 'task')}"), silence(), TemporaryDirectory() as folder:
-        manager = task_manager(names, task_files(options.include_path, *options.tasks))
-        sources = find_sources(options, manager)
+        manager = task_sources.task_manager(names, task_sources.task_files(options.include_path, *options.tasks))
+        sources = task_sources.find_sources(options, manager)
         tasks = {
             source.task: _load(manager, source, Path(folder), runtime.tokenizer, options.recall_prompts)
             for source in sources
@@ -132,9 +125,7 @@ def _try_documents(task: Any, source: Source, limit: int | None) -> None:
 
 def _reason(error: Exception) -> str:
     """Return the first cause of an error in one line."""
-    if isinstance(error.__cause__, Exception):
-        return _reason(error.__cause__)
-    return reason_of(error)
+    return _reason(error.__cause__) if isinstance(error.__cause__, Exception) else reason_of(error)
 
 
 def _evaluate(

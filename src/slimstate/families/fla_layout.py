@@ -55,11 +55,8 @@ class FlaFamily(Family):
         if (layers := int(values["num_hidden_layers"])) < 1:
             raise ModelError(f"config.json: num_hidden_layers must be positive, got {layers}")
         first = _mixer(values, sizes, self.layer(values, sizes))
-        return tuple(
-            replace(first, layer=layer, path=f"model.layers.{layer}.attn")
-            for layer in range(layers)
-            if layer not in softmax
-        )
+        linear = [layer for layer in range(layers) if layer not in softmax]
+        return tuple(replace(first, layer=layer, path=f"model.layers.{layer}.attn") for layer in linear)
 
     @staticmethod
     def _softmax(config: Config) -> Sequence[Config]:
@@ -137,10 +134,10 @@ def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
     convolved = layer.convolved and bool(config.get("use_short_conv", True))
     shared = sharing(config) if convolved else None
     filters_apart = ("filters of one channel each",) * (convolved and shared is None)
-    convolutions = _convolution_slots(config, layer) if convolved else ()
+    filters = (*_filter_slots(config, "q", layer.query), *_filter_slots(config, "k", layer.key)) if convolved else ()
     return Mixer(
         layer=0, path="model.layers.0.attn",
-        axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
+        axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *filters, *layer.gates)),
         query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size,
         value_heads=sizes.value_heads, value_dim=sizes.value_dim, features=layer.features,
         value_axis=_value_axis(config, sizes, layer, convolved), scalars=scalar_axis(sizes, *layer.scalars),
@@ -178,12 +175,8 @@ def sharing(config: Config) -> str | None:
     return shared
 
 
-def _convolution_slots(config: Config, layer: Layer) -> tuple[Slot, ...]:
-    """Return the slots of convolutions, whose rows are where those of the projections are."""
-    return (*_filter_slots(config, "q", layer.query), *_filter_slots(config, "k", layer.key))
-
-
 def _filter_slots(config: Config, letter: str, slot: Slot) -> Iterator[Slot]:
+    """Yield the slots of a convolution, whose rows are where those of its projection are."""
     for parameter in ["weight"] + ["bias"] * bool(config.get("conv_bias", False)):
         name = f"{letter}_conv1d.{parameter}"
         yield replace(slot, parameter=name, scale_power=0.0, depthwise=parameter == "weight")

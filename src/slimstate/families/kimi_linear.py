@@ -24,13 +24,9 @@ class KimiLinear(Family):
     first_softmax: int = INTERVAL  # its first softmax layer, by default
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        sizes, kinds = self.sizes(config), self.layers(config)
-        first = self._mixer(sizes)
-        return tuple(
-            replace(first, layer=layer, path=f"{self.place}.{layer}.self_attn")
-            for layer, kind in enumerate(kinds)
-            if kind == "linear_attention"
-        )
+        first = self._mixer(self.sizes(config))
+        layers = [layer for layer, kind in enumerate(self.layers(config)) if kind == "linear_attention"]
+        return tuple(replace(first, layer=layer, path=f"{self.place}.{layer}.self_attn") for layer in layers)
 
     def _mixer(self, sizes: Sizes) -> Mixer:
         query, key, value = (Slot(parameter=f"{letter}_proj.weight") for letter in "qkv")

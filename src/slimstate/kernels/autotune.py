@@ -10,7 +10,6 @@ from inspect import signature
 from typing import Any
 
 Timer = Callable[[Callable[[], object], Sequence[float]], list[float]]
-
 WARMUP_MS, TIMING_MS = 5, 25  # a quarter of Triton's defaults; compiling takes most of the rest
 
 

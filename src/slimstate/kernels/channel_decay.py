@@ -110,8 +110,7 @@ def _blocks(scores: Tensor, half: int) -> Tensor:
     """View the scores of right halves for left halves [M, P, R, L, L] in [M, R, C, C]."""
     count, each, tokens, _ = scores.shape
     blocks = tokens // (2 * half)
-    parts = scores.view(count, each, blocks, 2, half, blocks, 2, half)
-    return _on_diagonal(parts.select(6, 0).select(3, 1))
+    return _on_diagonal(scores.view(count, each, blocks, 2, half, blocks, 2, half).select(6, 0).select(3, 1))
 
 
 def _between(halves: _Halves) -> Tensor:

@@ -36,6 +36,7 @@ GROUPS, MIN_GROUP_ELEMENTS = 4, 32768
 # the axis of the heads in each of `Inputs`, of which the first six are by token
 HEAD_AXES, BY_TOKEN = (2, 2, 2, 2, 2, 2, 0, 1), 6
 T = TypeVar("T")
+Gradients = tuple[Decayed, tuple[Tensor, Tensor | None, Tensor]]  # of what is decayed; of v, beta and the first state
 
 
 class Rule(Value):
@@ -271,9 +272,7 @@ class _Chunks:
         gradient = (states * later).sum(-1, keepdim=True)
         return gradient if fade.shape[1] > 1 else gradient.sum(1, keepdim=True)
 
-    def _add_backward(
-        self, states: Tensor, output: Tensor, last: Tensor
-    ) -> tuple[Decayed, tuple[Tensor, Tensor | None, Tensor]]:
+    def _add_backward(self, states: Tensor, output: Tensor, last: Tensor) -> Gradients:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
         read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
         after = []
@@ -290,9 +289,7 @@ class _Chunks:
         )
         return gradient, (by_v, None, last)
 
-    def _erase_backward(
-        self, saved: tuple[Tensor, ...], output: Tensor, last: Tensor
-    ) -> tuple[Decayed, tuple[Tensor, Tensor | None, Tensor]]:
+    def _erase_backward(self, saved: tuple[Tensor, ...], output: Tensor, last: Tensor) -> Gradients:
         assert self.beta is not None
         decayed, (states, update, inverse) = self.decay.decayed, (x.flatten(0, 1) for x in saved)
         read = self._by_chunk(product(decayed.readers[:, 0].mT, output))

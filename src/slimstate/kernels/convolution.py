@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.fla_calls import Packing, wide
+from slimstate.kernels.fla_calls import Packing, Result, wide
 from slimstate.kernels.patches import Backend, Patch
 
 
@@ -17,7 +17,7 @@ def short_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
     initial_state: Tensor | None = None, output_final_state: bool | None = False, activation: str | None = None,
     **options: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> Result:  # fmt: skip
     """Convolve [B, T, D] with causal filters [D, W]; states [N, D, W] are the last W inputs."""
     cu_seqlens = options.get("cu_seqlens")
     packing = Packing(cu_seqlens)

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
-from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head, wide
+from slimstate.kernels.fla_calls import CallOptions, Result, apply_decay, call, per_value_head, wide
 from slimstate.kernels.patches import Backend, Patch, in_place_of, needs_torch_gated_rule, too_precise_for_triton
 
 
@@ -65,25 +65,19 @@ def delta_rule(
     return (recurrence if q.shape[1] == 1 else chunked)(q, k, v, beta, g, **options)
 
 
-def plain_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+def plain_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, **options: Any) -> Result:
     """Compute the rule without a decay, as fla's layers call it."""
     beta = torch.ones_like(q[..., 0]) if beta is None else beta
     return call(delta_rule, CallOptions.read(options), q=q, k=k, v=v, beta=beta)
 
 
-def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, **options: Any) -> Result:
     """Compute the rule with a decay, as fla's layers call it."""
     settings = CallOptions.read(options)
     return call(delta_rule, settings, q=q, k=k, v=v, beta=settings.strength(beta), g=_decay(g, settings))
 
 
-def comba_rule(
-    q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+def comba_rule(q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Result:
     """Compute the rule that erases by p, as fla's layers call it."""
     return call(delta_rule, CallOptions.read(options), q=q, k=k, v=v, beta=beta, g=g, erase=p)
 
@@ -97,7 +91,7 @@ def spread(x: Tensor, updates: int, place: int) -> Tensor:
 
 def delta_product(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, num_householder: int, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Compute the gated delta product as fla's layers call it, with n = `num_householder`."""
     settings = CallOptions.read(options)
     if settings.cu_seqlens is not None:
@@ -114,7 +108,7 @@ def _beyond_triton(*args: Any, g: Tensor | None = None, **kwargs: Any) -> bool:
 
 def stock_gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Compute the rule with a decay, as the layers of transformers call it; their `chunk_size` is for GPUs."""
     return call(delta_rule, CallOptions.read(options), q=query, k=key, v=value, beta=beta, g=g)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from slimstate.system.value import Value
 
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
+Result = tuple[Tensor, Tensor | None]  # the outputs, and the last state where it is to be returned
 NORMALISED = ("q", "k", "erase")  # inputs that may be divided by their lengths
 
 
@@ -97,12 +98,10 @@ def per_value_head(x: Tensor, v: Tensor) -> Tensor:
 
 def apply_decay(state: Tensor, g: Tensor | None, t: int) -> Tensor:
     """Return the state [B, G, K, V] after the decay of token t; g is [B, T, G], [B, T, G, K] or None."""
-    if g is None:
-        return state
-    return state * g[:, t].exp().view(*state.shape[:2], -1, 1)
+    return state if g is None else state * g[:, t].exp().view(*state.shape[:2], -1, 1)
 
 
-def call(recurrence: Recurrence, options: CallOptions, **tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def call(recurrence: Recurrence, options: CallOptions, **tensors: Tensor | None) -> Result:
     """Return the outputs of a recurrence, and its last state if the options say so.
 
     `tensors` are its arguments by token, among them q, k and v; those that are None are left out.

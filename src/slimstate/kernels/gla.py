@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
-from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head
+from slimstate.kernels.fla_calls import CallOptions, Result, apply_decay, call, per_value_head
 from slimstate.kernels.patches import in_place_of
 
 
@@ -41,7 +41,7 @@ def chunked(
 
 def gated_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+) -> Result:
     """Compute gated linear attention as fla's layers call it; some functions of fla name the decay g, others gk."""
     form = recurrence if q.shape[1] == 1 else chunked
     return call(form, CallOptions.read(options), q=q, k=k, v=v, g=gk if g is None else g)
@@ -59,7 +59,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = True,
     return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
 
 
-def retention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+def retention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
     """Compute retention as fla's layers call it: with the decay 1 - 2^(-5 - h) of head h."""
     decay = (1 - 2.0 ** (-5.0 - torch.arange(q.shape[2], dtype=torch.float, device=q.device))).log()
     return gated_linear_attention(q, k, v, g=decay.expand(q.shape[:3]), **options)

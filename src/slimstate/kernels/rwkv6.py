@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
-from slimstate.kernels.fla_calls import CallOptions, Packing, call, wide
+from slimstate.kernels.fla_calls import CallOptions, Packing, Result, call, wide
 from slimstate.kernels.patches import Patch, in_place_of
 
 
@@ -38,7 +38,7 @@ def chunked(
     return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus, state=state), Rule(late=False, **rule))
 
 
-def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> Result:
     """Compute RWKV-6 as fla's layers call it."""
     form = recurrence if r.shape[1] == 1 else chunked
     return call(partial(form, bonus=wide(u)), CallOptions.read(options), q=r, k=k, v=v, w=w)

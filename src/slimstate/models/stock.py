@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.formats import unquantised
-from slimstate.families import Family, family_of
+from slimstate.families import Config, Family, family_of
 from slimstate.models.prepare import prepare
 from slimstate.system.errors import ModelError, SlimstateError, reason_of
 from slimstate.system.json_files import JsonObject
@@ -45,7 +45,7 @@ def tied_weights(model: Any) -> frozenset[str]:
     return frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
 
 
-def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> list[Difference]:
+def stock_differences(config: Config, shapes: Mapping[str, list[int]]) -> list[Difference]:
     """Return the tensors that the stock class would not load: name, shape or None, expected shape or None.
 
     Nothing is allocated. Transformers loads tensors on the meta device, and so renames and joins them as usual.
@@ -61,9 +61,7 @@ def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]
     return [(name, shape, other) for name, (shape, other) in pairs.items() if shape != other]
 
 
-def _loading_differences(
-    family: Family, config: Mapping[str, Any], shapes: Mapping[str, list[int]]
-) -> list[Difference]:
+def _loading_differences(family: Family, config: Config, shapes: Mapping[str, list[int]]) -> list[Difference]:
     prepare(family.model_type)
     config_class, model_class = stock_class(family, whole=True)
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -90,7 +88,7 @@ def _check_experts(text: Any) -> tuple[int, int]:
     return experts, active
 
 
-def routed_experts(config: Mapping[str, Any]) -> tuple[int, float]:
+def routed_experts(config: Config) -> tuple[int, float]:
     """Return the number of parameters in experts that tokens are routed to, and the share of them that a token uses."""
     if not any(family_of(config).with_defaults(config).get(name) for name in EXPERTS):
         return 0, 0.0
@@ -100,7 +98,7 @@ def routed_experts(config: Mapping[str, Any]) -> tuple[int, float]:
     return sum(shape.numel() for shape in shapes if shape[0] == experts and shape[1] > 1), active / max(1, experts)
 
 
-def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
+def _settings(config_class: Any, config: Config) -> Any:
     """Return a config as its class reads it from a file, where numbers such as infinity are written differently."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
@@ -108,7 +106,7 @@ def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
         return config_class.from_json_file(path)
 
 
-def as_published(config: Mapping[str, Any]) -> JsonObject:
+def as_published(config: Config) -> JsonObject:
     """Return a config with the fields of published checkpoints, for programs that read no others.
 
     A field is added only if the stock class still reads the same config, and changed only if it reads it the same way.
@@ -160,9 +158,7 @@ def refusals(what: str = "the stock class refuses this config") -> Iterator[None
         raise ModelError(f"{what}: {reason_of(error)}") from error
 
 
-def stock_model(
-    config: Mapping[str, Any], device: torch.device | None = None, dtype: torch.dtype = torch.float32
-) -> Any:
+def stock_model(config: Config, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Any:
     """Build the stock language model with random weights on a device; without a device nothing is allocated."""
     from transformers.modeling_utils import local_torch_dtype
 

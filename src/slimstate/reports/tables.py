@@ -41,8 +41,7 @@ LATEX = str.maketrans(
 
 def word_perplexity(result: Row | Uncut) -> float | None:
     """Return the word perplexity of WikiText, which may be the text or a task of the sweep."""
-    task = task_values(result).get(WIKITEXT)
-    return task if result.word_perplexity is None else result.word_perplexity
+    return task_values(result).get(WIKITEXT) if result.word_perplexity is None else result.word_perplexity
 
 
 def task_values(result: Row | Uncut) -> dict[str, float | None]:
@@ -109,10 +108,8 @@ class Grid(Value):
 def grid_caption(sweep: SweepRecord) -> str:
     """Return the unit of the perplexities, their standard error and the text they were measured on."""
     is_per_token, uncut = perplexity_metric(sweep) is PER_TOKEN, sweep.uncut
-    errors = [
-        row.nats_error if is_per_token else residual_error(row.page_residuals, uncut.page_residuals)
-        for row in sweep.rows
-    ]
+    pages = uncut.page_residuals
+    errors = [row.nats_error if is_per_token else residual_error(row.page_residuals, pages) for row in sweep.rows]
     largest = max((error for error in errors if error is not None), default=None)
     error = "" if largest is None else f" Standard error of a ratio to the baseline: at most {100 * largest:.2g} %."
     if is_per_token:

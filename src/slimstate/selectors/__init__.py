@@ -7,6 +7,7 @@ of the group `slimstate.selectors`.
 
 import sys
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from slimstate.core.selection import Basis, Choice
@@ -22,13 +23,8 @@ __all__ = [
 ]  # fmt: skip
 
 METHODS: Registry[Selector] = Registry(
-    Selector,
-    sys.modules[__name__],
-    "SELECTORS",
-    name=lambda selector: selector.name,
-    order=lambda selector: (selector.order, selector.name),
+    Selector, sys.modules[__name__], "SELECTORS", name=attrgetter("name"), order=attrgetter("order", "name")
 )
-
 Method: TypeAlias = str | Selector
 
 

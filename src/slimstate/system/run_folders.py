@@ -16,7 +16,6 @@ from slimstate.system.json_files import JsonObject, difference, read_json, write
 from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"
-
 T = TypeVar("T")
 F = TypeVar("F", bound="RunFolder")
 

@@ -16,7 +16,6 @@ import torch
 
 S = TypeVar("S")
 T = TypeVar("T")
-
 COUNT_LOCK = Lock()  # held while the number of torch's threads is changed
 
 

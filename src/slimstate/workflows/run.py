@@ -130,8 +130,7 @@ class Recipe(Value):
             if name not in values:
                 raise PlanError(f"{self.path} has no value {name}; there are {', '.join(values)}")
             values[name] = _parse_change(name, text, values)
-        is_bundled = self.path in bundled.recipes().values()
-        root = Path.cwd() if is_bundled else self.path.absolute().parent.parent
+        root = Path.cwd() if self.path in bundled.recipes().values() else self.path.absolute().parent.parent
         places = {"out": out, "root": root, "demo": bundled.bundled_folder("demo"), "built": root / "build" / "recipes"}
         with self._errors_in("its values"):
             texts = {name: str(place) for name, place in places.items()}

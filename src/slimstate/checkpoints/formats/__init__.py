@@ -79,8 +79,7 @@ def _method(settings: Settings) -> str:
         return "mlx"
     name = str(method or "a method without a name").lower()
     if name == "auto-round":  # stores weights as one of the others does
-        packing = str(settings.get("packing_format"))
-        return next((kind for kind in ("gptq", "awq") if kind in packing), name)
+        return next((kind for kind in ("gptq", "awq") if kind in str(settings.get("packing_format"))), name)
     return "modelopt" if name.startswith("modelopt") else name
 
 

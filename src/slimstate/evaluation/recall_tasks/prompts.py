@@ -14,8 +14,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
 
 
 def fda(document: Document) -> tuple[str, str]:
-    body = _without(document["text"], document["key"] + ":")
-    return _join(body.strip("\n"), _as_heading(document["key"]))
+    return _join(_without(document["text"], document["key"] + ":").strip("\n"), _as_heading(document["key"]))
 
 
 def swde(document: Document) -> tuple[str, str]:
