@@ -21,29 +21,22 @@ class Slot(Value):
     it is `start + (h // n) * head_stride + (h % n) * D + c`.
     """
 
-    # the parameter, by its name in the files below the mixer: "k_proj.weight"
-    parameter: str
-    # the dimension of the rows: 0 in a weight [rows, inputs], 1 for the columns of an output projection
-    dim: int = 0
-    # the first row: 2048 for the keys of an "in_proj_qkv.weight" with rows [q 2048 | k 2048 | v]
-    start: int = 0
+    parameter: str  # the parameter, by its name in the files below the mixer: "k_proj.weight"
+    dim: int = 0  # the dimension of the rows: 0 in a weight [rows, inputs], 1 for the columns of an output projection
+    start: int = 0  # the first row: 2048 for the keys of an "in_proj_qkv.weight" with rows [q 2048 | k 2048 | v]
     # rows from a head to the next: None is D, for adjacent heads; 768 if each head has its rows
     # [q 128 | k 128 | v 256 | z 256] together
     head_stride: int | None = None
-    # adjacent heads within a stride: 2 if two value heads lie together in the rows of each key head
-    block: int = 1
-    # how often the pattern is repeated: 2 if two query heads share the channels of a key head
-    copies: int = 1
-    # rows from a copy to the next: D if copies are within a head, H * D if they are after all heads
-    copy_stride: int = 0
+    block: int = 1  # adjacent heads within a stride: 2 if two value heads lie together in the rows of each key head
+    copies: int = 1  # how often the pattern is repeated: 2 if two query heads share the channels of a key head
+    copy_stride: int = 0  # rows from a copy to the next: D if copies are within a head, H * D if after all heads
     # whether rows act on their own channel only, as the taps of a depthwise convolution "k_conv1d.weight"; other rows
     # compute their channel, and rotate with it
     depthwise: bool = False
     # the power of (remaining / all) channels by which a cut multiplies the remaining rows: 0.5 for queries with only
     # linear maps between them and the state, which absorb the query scale; -0.5 for what follows a norm over values
     scale_power: float = 0.0
-    # whether heads and channels are the first two dimensions: the "bonus" [H, D] of RWKV-6
-    by_head: bool = False
+    by_head: bool = False  # whether heads and channels are the first two dimensions: the "bonus" [H, D] of RWKV-6
 
     def rows_in(self, shape: Sequence[int]) -> int:
         """Return the number of rows of a parameter of this shape."""
@@ -53,12 +46,9 @@ class Slot(Value):
 class Axis(Value):
     """H heads of D channels, and every slot of the parameters where they are."""
 
-    # H: 16
-    heads: int
-    # D, channels of a head before the cut: 128
-    width: int
-    # where they are: rows of q_proj.weight, of k_proj.weight, of their convolutions
-    slots: tuple[Slot, ...]
+    heads: int  # H: 16
+    width: int  # D, channels of a head before the cut: 128
+    slots: tuple[Slot, ...]  # where they are: rows of q_proj.weight, of k_proj.weight, of their convolutions
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.width < 1:
@@ -93,15 +83,12 @@ class ValueAxis(Axis):
     likewise, and a factor sqrt(V / V') behind the norm, make the output equal to that with the dropped channels zeroed.
     """
 
-    # the rows that compute the values, one of the slots: Slot(parameter="v_proj.weight")
-    value: Slot
-    # the columns of the output projection: Slot(parameter="o_proj.weight", dim=1)
-    output: Slot
+    value: Slot  # the rows that compute the values, one of the slots: Slot(parameter="v_proj.weight")
+    output: Slot  # the columns of the output projection: Slot(parameter="o_proj.weight", dim=1)
     # pairs of linear maps, one after the other, with as many channels between them as a head has values: a cut replaces
     # each pair by the best of fewer: (("g_a_proj.weight", "g_b_proj.weight"),)
     bottlenecks: tuple[tuple[str, str], ...] = ()
-    # whether there are always as many values as keys, because the config has one width for both
-    tied: bool = False
+    tied: bool = False  # whether there are always as many values as keys, because the config has one width for both
     # a norm weight [V] that all heads share, which a cut moves into the output projection, since heads keep different
     # channels: "o_norm.weight"; None if there is none, or if each channel of each head has its own in a slot
     norm: str | None = None
@@ -114,44 +101,33 @@ class HookPoint(Value):
     every value head.
     """
 
-    # the module in which the layer looks up its functions: "fla.layers.delta_net"
-    module: str
+    module: str  # the module in which the layer looks up its functions: "fla.layers.delta_net"
     # the functions that it calls with queries and keys: ("chunk_delta_rule", "fused_recurrent_delta_rule")
     operators: tuple[str, ...]
     # the updates of the state for each token: as many keys, and queries too in operators whose time axis counts updates
     updates: int = 1
-    # the argument with the queries: "q", "query", "C"
-    query: str = "q"
-    # the argument with the keys: "k", "key", "B"
-    key: str = "k"
-    # other arguments with the channels of the keys: ("p",), by which Comba erases
-    key_like: tuple[str, ...] = ()
-    # all other arguments with a time axis: values, decays, update strengths
-    per_token: tuple[str, ...] = ("v", "g", "beta")
+    query: str = "q"  # the argument with the queries: "q", "query", "C"
+    key: str = "k"  # the argument with the keys: "k", "key", "B"
+    key_like: tuple[str, ...] = ()  # other arguments with the channels of the keys: ("p",), by which Comba erases
+    per_token: tuple[str, ...] = ("v", "g", "beta")  # all others with a time axis: values, decays, update strengths
     # the operator for one token without a time axis, if it is another one: "mamba2_selective_state_update"
     step_operator: str | None = None
     # the function that the layer calls with the queries and then with the keys if it normalises them: "sum_norm"
     normaliser: str | None = None
-    # the argument with the initial state
-    initial_state: str = "initial_state"
+    initial_state: str = "initial_state"  # the argument with the initial state
     # the argument with the initial products of keys [B, H, K, K], if the state has them too: "h_kk_init"; they are
     # returned before the state
     initial_key_state: str | None = None
-    # the argument that requests the final state
-    final_state: str = "output_final_state"
-    # whether that state is [B, H, V, K], as in Mamba-2, and not [B, H, K, V]
-    value_first: bool = False
-    # whether operators multiply queries by D^-0.5: not those of Mamba-2 and RWKV-6
-    scales_queries: bool = True
-    # whether operators always return (output, state or None): those of Mamba-2 do not
-    returns_pair: bool = True
+    final_state: str = "output_final_state"  # the argument that requests the final state
+    value_first: bool = False  # whether that state is [B, H, V, K], as in Mamba-2, and not [B, H, K, V]
+    scales_queries: bool = True  # whether operators multiply queries by D^-0.5: not those of Mamba-2 and RWKV-6
+    returns_pair: bool = True  # whether operators always return (output, state or None): those of Mamba-2 do not
     # other functions of the module that may be compiled for GPUs only: ("causal_conv1d_fn", "causal_conv1d_update")
     gpu_kernels: tuple[str, ...] = ()
     # functions that compute a whole layer and ignore adapters of its linear maps, never called while slimstate runs
     # a model: ("mamba2_split_conv1d_scan_combined",)
     fused_layers: tuple[str, ...] = ()
-    # the name of the cache, as an argument and in the output: "past_key_values", "cache_params"
-    cache: str = "past_key_values"
+    cache: str = "past_key_values"  # the name of the cache, as an argument and in the output: "cache_params"
 
     @property
     def every_operator(self) -> tuple[str, ...]:
@@ -166,28 +142,17 @@ class HookPoint(Value):
 class Mixer(Value):
     """One linear-attention layer: its channel axis, its query and key projections, and the shape of its state."""
 
-    # the number of the layer in the model: 0
-    layer: int
-    # its path in the running model: "model.layers.0.attn"
-    path: str
-    # its key heads, their channels, and every slot that a cut of them changes
-    axis: Axis
-    # the rows that compute the queries, one of the slots: Slot(parameter="q_proj.weight")
-    query: Slot
-    # the rows that compute the keys: Slot(parameter="k_proj.weight")
-    key: Slot
-    # the functions in which queries and keys can be read
-    hook: HookPoint
-    # inputs of the projections, the hidden size: 2048
-    input_size: int
-    # heads of the state, a multiple of the key heads: 32
-    value_heads: int
-    # V, values of a head: the state of a head is K x V
-    value_dim: int
-    # numbers that a feature map makes of each key channel, each with its row in the state: 2 for hedgehog
-    features: int = 1
-    # the values, and every slot that a cut of them changes; None if they cannot be cut
-    value_axis: ValueAxis | None = None
+    layer: int  # the number of the layer in the model: 0
+    path: str  # its path in the running model: "model.layers.0.attn"
+    axis: Axis  # its key heads, their channels, and every slot that a cut of them changes
+    query: Slot  # the rows that compute the queries, one of the slots: Slot(parameter="q_proj.weight")
+    key: Slot  # the rows that compute the keys: Slot(parameter="k_proj.weight")
+    hook: HookPoint  # the functions in which queries and keys can be read
+    input_size: int  # inputs of the projections, the hidden size: 2048
+    value_heads: int  # heads of the state, a multiple of the key heads: 32
+    value_dim: int  # V, values of a head: the state of a head is K x V
+    features: int = 1  # numbers that a feature map makes of each key channel, each a row of the state: 2 for hedgehog
+    value_axis: ValueAxis | None = None  # the values, and all slots that their cut changes; None if they cannot be cut
     # the rows with one number for each value head, such as update strengths and decays, as an axis of one channel;
     # None if a head cannot be made from another: Axis(heads=32, width=1, slots=(Slot(parameter="b_proj.weight"),))
     scalars: Axis | None = None
@@ -200,10 +165,8 @@ class Mixer(Value):
     # ("the activation silu",). () if there is nothing, so that a rotated cut is exact; None if the channels cannot be
     # rotated at all, because each has its own gate
     noncommuting: tuple[str, ...] | None = None
-    # which channels share a filter by training: those of a "head", "all" of them, or None
-    sharing: str | None = None
-    # its path in the files, if that is another: "model.language_model.layers.0.linear_attn"
-    stored_path: str | None = None
+    sharing: str | None = None  # which channels share a filter by training: those of a "head", "all" of them, or None
+    stored_path: str | None = None  # its path in the files, if another: "model.language_model.layers.0.linear_attn"
     # parameters that the running model joins from parts in the files, along the first dimension:
     # (("conv1d.weight", ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")),), or renames, if it is one part
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -22,30 +22,18 @@ NORMALISED = ("q", "k", "erase")  # inputs that may be divided by their lengths
 class CallOptions(Value):
     """The options that fla's layers pass to a recurrence, under the names that fla has for them."""
 
-    # the factor of the queries; None is K^-0.5
-    scale: float | None = None
-    # the state to start from; a pair for linear attention
-    initial_state: Any = None
-    # whether the last state is returned
-    output_final_state: bool = False
-    # whether states are passed as [B, G, V, K]
-    state_v_first: bool = False
-    # where N sequences, packed end to end in a batch of one, start and end: [0, 7, 20]
-    cu_seqlens: Tensor | None = None
-    # whether queries and keys are divided by their lengths
-    use_qk_l2norm_in_kernel: bool = False
-    # whether the sigmoid of the update strength beta is still to be applied
-    use_beta_sigmoid_in_kernel: bool = False
-    # whether beta is up to 2 with that sigmoid
-    allow_neg_eigval: bool = False
-    # whether the decay is to be computed from g, a rate and a bias
-    use_gate_in_kernel: bool = False
-    # the logarithm of the rate of the decay
-    A_log: Tensor | None = None
-    # the bias of the decay
-    dt_bias: Tensor | None = None
-    # the strongest decay, if it is bounded: -5.0
-    lower_bound: float | None = None
+    scale: float | None = None  # the factor of the queries; None is K^-0.5
+    initial_state: Any = None  # the state to start from; a pair for linear attention
+    output_final_state: bool = False  # whether the last state is returned
+    state_v_first: bool = False  # whether states are passed as [B, G, V, K]
+    cu_seqlens: Tensor | None = None  # where N sequences, end to end in a batch of one, start and end: [0, 7, 20]
+    use_qk_l2norm_in_kernel: bool = False  # whether queries and keys are divided by their lengths
+    use_beta_sigmoid_in_kernel: bool = False  # whether the sigmoid of the update strength beta is still to be applied
+    allow_neg_eigval: bool = False  # whether beta is up to 2 with that sigmoid
+    use_gate_in_kernel: bool = False  # whether the decay is to be computed from g, a rate and a bias
+    A_log: Tensor | None = None  # the logarithm of the rate of the decay
+    dt_bias: Tensor | None = None  # the bias of the decay
+    lower_bound: float | None = None  # the strongest decay, if it is bounded: -5.0
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> "CallOptions":

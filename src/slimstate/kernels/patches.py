@@ -97,10 +97,8 @@ class Patch:
 
     # where the original is looked up when it is called: "fla.layers.kda.chunk_kda"; in transformers its name alone
     place: str
-    # the replacement
-    version: Callable[..., Any]
-    # for which arguments it runs; the original runs for all others
-    when: Callable[..., bool] = on_cpu
+    version: Callable[..., Any]  # the replacement
+    when: Callable[..., bool] = on_cpu  # for which arguments it runs; the original runs for all others
 
     @property
     def owner(self) -> Any:
