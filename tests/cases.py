@@ -1,10 +1,15 @@
-"""A random mixer for selectors to choose from."""
+"""A random mixer for selectors to choose from, and the cut of all tensors of a model."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from slimstate.core.evidence import Evidence
+from slimstate.core.layout import Mixer
+from slimstate.core.selection import Choice
+from slimstate.core.surgery import Cutter
 from slimstate.selectors import Case
 
 
@@ -40,3 +45,9 @@ def changed(original: Case, by_channel) -> Case:
     sums = {name: apply(name, tensor) for name, tensor in evidence.tensors() if name != "input_square"}
     weights = {name: by_channel(getattr(original, name)) for name in ("query_weight", "key_weight")}
     return replace(original, **weights, evidence=replace(evidence, **sums))
+
+
+def cut(tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Choice]) -> dict[str, Tensor]:
+    """Return all parameters of a model after a cut."""
+    cutter = Cutter(mixers, selections, read=tensors.__getitem__)
+    return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

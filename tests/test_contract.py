@@ -9,13 +9,13 @@ import torch
 
 import slimstate
 import tiny
-from cases import case, changed
+from cases import case, changed, cut
 from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
 from slimstate.core.selection import Basis, Selection
-from slimstate.core.surgery import Cutter, cut, dropped_channels, outline
+from slimstate.core.surgery import Cutter, dropped_channels, outline
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.models.hooks import masked

@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 import slimstate
 import tiny
+from cases import cut
 from fuzz.verdicts import difference
 from quantising import SCHEMES, parts_of, quantise
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.tensor_cut import TensorMask
 from slimstate.core.file_names import PLAN
-from slimstate.core.surgery import Cutter, cut, outline
+from slimstate.core.surgery import Cutter, outline
 from slimstate.models.hooks import masked
 from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError, PlanError

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from cases import cut
 from slimstate.core.selection import Selection
-from slimstate.core.surgery import cut
 from slimstate.families import FAMILIES
 from slimstate.models.hooks import masked
 from tiny_model import WITH_SOFTMAX, build, token_ids, variants

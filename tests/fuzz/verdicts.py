@@ -11,6 +11,7 @@ from pathlib import Path
 import safetensors
 import torch
 
+from cases import cut
 from forking import Ended
 from fuzz.subjects import SCHEME
 from quantising import SCHEMES, parts_of
@@ -79,7 +80,6 @@ def bare(folder: Path) -> Path:
 def other_rows(source: Path, out: Path, selections: dict) -> str | None:
     """Return which quantised weight stands for other numbers than the rows of its source, by the oracle, or None."""
     from slimstate.checkpoints.reader import described_mixers
-    from slimstate.core.surgery import cut
 
     scheme = SCHEMES[(source / SCHEME).read_text()]
     tensors, after = tiny_tensors(source), tiny_tensors(out)

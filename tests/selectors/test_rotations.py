@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
-from cases import case, changed
+from cases import case, changed, cut
 from launching import stock_logits
 from recoveries import logits
 from slimstate.checkpoints.reader import Checkpoint
@@ -19,7 +19,7 @@ from slimstate.core.evidence import Evidence, EvidenceFile
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Axis, Slot
 from slimstate.core.selection import Basis, Selection
-from slimstate.core.surgery import Cutter, cut, rotated
+from slimstate.core.surgery import Cutter, rotated
 from slimstate.families import FAMILIES
 from slimstate.kernels.convolution import short_convolution
 from slimstate.models.hooks import hooked, masked

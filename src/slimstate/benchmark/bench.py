@@ -1,7 +1,5 @@
 """Run one benchmark: compile its kernels ahead, time its cases, and record them with the device and the settings."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import statistics
@@ -48,7 +46,7 @@ class Bench(Value):
     def prepare(
         cls, name: str, config: BenchConfig, kernels: str | None = None, library: Library = "fla", *,
         reporter: Reporter = SILENT,
-    ) -> Bench:  # fmt: skip
+    ) -> "Bench":  # fmt: skip
         """Prepare the kernels of a library, unless others are named, and report what will run where."""
         device, dtype = config.run.place, config.run.precision
         if kernels is None:

@@ -12,8 +12,7 @@ import jinja2
 
 from slimstate.checkpoints.card_header import HUB_ID, public_name, public_path
 from slimstate.core.file_names import PLAN
-from slimstate.families import FAMILIES, loader_of
-from slimstate.families.contract import Config
+from slimstate.families import FAMILIES, Config, loader_of
 from slimstate.records.cut import CutRecord
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.numbers import epochs_text, format_mib, plural

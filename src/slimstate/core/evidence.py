@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor

@@ -5,7 +5,6 @@ H heads, D channels, K of them to keep.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from slimstate.system.errors import PlanError
 from slimstate.system.value import Value
 
 MAX_ORTHOGONALITY_ERROR = 1e-4  # of T T' from the identity
-Certificate: TypeAlias = Mapping[str, Sequence[float | None]]  # a number for each head, by the name of the claim
+Certificate = Mapping[str, Sequence[float | None]]  # a number for each head, by the name of the claim
 
 
 class LayerChoice(Value):
@@ -132,4 +131,4 @@ class Basis(LayerChoice):
             )
 
 
-Choice: TypeAlias = Selection | Basis
+Choice = Selection | Basis

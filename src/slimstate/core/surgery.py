@@ -247,11 +247,3 @@ def dropped_channels(width: int, keep: Tensor) -> Tensor:
     """Return the channels [H, D - K] that are not in `keep` [H, K], ascending."""
     mask = torch.zeros(keep.shape[0], width, dtype=torch.bool).scatter_(1, keep, True)
     return (~mask).nonzero()[:, 1].view(keep.shape[0], width - keep.shape[1])
-
-
-def cut(
-    tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True
-) -> dict[str, Tensor]:
-    """Return all parameters of a model after the cut."""
-    cutter = Cutter(mixers, selections, corrected=corrected, read=tensors.__getitem__)
-    return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

@@ -11,8 +11,6 @@ TF32; or `grouped`. There the decays are applied to values and outputs, not to k
 not repeated for each head: a chunk has one matrix of products for each group, and its state is one product.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import warnings
@@ -53,7 +51,7 @@ class Inputs(NamedTuple):
     D: Tensor
     state: Tensor
 
-    def at(self, tokens: slice) -> Inputs:
+    def at(self, tokens: slice) -> "Inputs":
         by_token: Any = (x[:, tokens] for x in self[:BY_TOKEN])
         return Inputs(*by_token, *self[BY_TOKEN:])
 

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import StoredTensor
-from slimstate.families import family_of
-from slimstate.families.contract import Config
+from slimstate.families import Config, family_of
 from slimstate.models.compact_weights import CompactWeight
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import quiet_transformers, refusals, stock_model

@@ -103,17 +103,13 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
         config = with_plain_modules(config, list(dict.fromkeys([*names, *alone])))
     previous = checkpoint.config.get("slimstate") or {}
     before = {key: value for key, value in previous.items() if key != "history"}
+    values = () if plan.value_dim is None else VALUE_FIELDS
+    facts = ("method", "score", "width", "key_dim", *values, "corrected", "correction")
     config["slimstate"] = {
         "version": plan.versions.get("slimstate"),
         "base_model": plan.model.source,
         "base_fingerprint": plan.model.fingerprint,
-        "method": plan.method,
-        "score": plan.score,
-        "width": plan.width,
-        "key_dim": plan.key_dim,
-        **{name: getattr(plan, name) for name in VALUE_FIELDS if plan.value_dim is not None},
-        "corrected": plan.corrected,
-        "correction": plan.correction,
+        **{name: getattr(plan, name) for name in facts},
         **{key: value for key, value in before.items() if key == SHARED_FILTERS},  # true after a cut as before it
         "history": [*previous.get("history", []), before] if previous else [],
     }

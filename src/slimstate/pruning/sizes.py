@@ -14,8 +14,7 @@ from os import PathLike
 from slimstate.checkpoints.reader import Checkpoint, cut_in, described_mixers, open_headers, read_config
 from slimstate.core.layout import Mixer
 from slimstate.core.surgery import outline
-from slimstate.families import family_of
-from slimstate.families.contract import Config, Family
+from slimstate.families import Config, Family, family_of
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import stock_model
 from slimstate.pruning.options import MIB, STATE_BYTES, Budget

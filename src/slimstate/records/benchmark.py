@@ -5,18 +5,14 @@ largest state, key dim times value dim, of the same model, mode and batch that c
 the forward pass. Where no value dim is recorded, it is the model's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from msgspec import ValidationError
-
 from slimstate.records.base import Record
 from slimstate.records.numbers import dims_text
 from slimstate.records.parts import Origin
-from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole, from_json
+from slimstate.records.schema import NON_EMPTY, Count, Positive, ValidationError, Value, Whole, from_json
 
 B = TypeVar("B", bound="BenchRecord")
 W = TypeVar("W", bound="WidthRow")
@@ -52,7 +48,7 @@ class TimedRow(Value):
         named = {name.replace("_", " "): getattr(self, name) for name in self.LABELS}
         return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
 
-    def memory_over(self, other: TimedRow) -> float | None:
+    def memory_over(self, other: "TimedRow") -> float | None:
         """Return the peak memory relative to another row, or None where it is not known."""
         return self.peak_bytes / other.peak_bytes if self.peak_bytes and other.peak_bytes else None
 
@@ -86,7 +82,7 @@ class GraphRow(WidthRow):
     graph: bool | None = None
     eager_seconds: float | None = None
 
-    def speed_over(self: GraphRow, widest: GraphRow) -> float:
+    def speed_over(self: "GraphRow", widest: "GraphRow") -> float:
         """Return the speedup; without graphs where one of both rows has none."""
         if widest.graph == self.graph or widest.eager_seconds is None or self.eager_seconds is None:
             return widest.time / self.time
@@ -140,7 +136,7 @@ class CalibrationRow(TimedRow):
     selection_seconds: float | None = None
     times_forward: float | None = None
 
-    def against(self, forward: CalibrationRow) -> CalibrationRow:
+    def against(self, forward: "CalibrationRow") -> "CalibrationRow":
         return replace(self, times_forward=self.time / forward.time, memory_ratio=self.memory_over(forward))
 
 

@@ -8,7 +8,6 @@ of the group `slimstate.selectors`.
 import sys
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import TypeAlias
 
 from slimstate.core.selection import Basis, Choice
 from slimstate.selectors.contract import SCORES, Case, Request, Selector, scored
@@ -25,7 +24,7 @@ __all__ = [
 METHODS: Registry[Selector] = Registry(
     Selector, sys.modules[__name__], "SELECTORS", name=attrgetter("name"), order=attrgetter("order", "name")
 )
-Method: TypeAlias = str | Selector
+Method = str | Selector
 
 
 def channel_methods() -> list[str]:

@@ -3,8 +3,6 @@
 The rules are data, `engine_rules.json`. A rule was *run*, and names the command, or *read*, and names the source file.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +12,7 @@ from typing import Any, Literal
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.families.contract import Config
 from slimstate.records.cut import Serving
-from slimstate.records.schema import from_json
-from slimstate.system.value import Value
+from slimstate.records.schema import Value, from_json
 
 TITLES: Mapping[str, str] = {
     "transformers": "transformers", "mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang",
@@ -41,7 +38,7 @@ class ServedModel(Value):
     config: Config
 
     @classmethod
-    def at_dims(cls, config: Config, key_dim: int | None = None, value_dim: int | None = None) -> ServedModel:
+    def at_dims(cls, config: Config, key_dim: int | None = None, value_dim: int | None = None) -> "ServedModel":
         """Return the model of a config at these dims; default: its own."""
         mixer = described_mixers(config)[0]
         return cls(

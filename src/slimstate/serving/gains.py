@@ -5,8 +5,7 @@ reads every KV cache. The constants are fitted to the steps in docs/records/benc
 DeltaNet on an H200 as CUDA graphs: all are within 17 %, and speedups by half the key dim within 10 % from 16 sequences.
 """
 
-from slimstate.families import family_of
-from slimstate.families.contract import Config
+from slimstate.families import Config, family_of
 from slimstate.models.stock import routed_experts
 from slimstate.records.cut import InspectionRecord
 from slimstate.records.serving import Gain

@@ -14,8 +14,7 @@ from slimstate.checkpoints.formats import quantisation_of
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.data.documents import Reading
 from slimstate.data.rows import Texts
-from slimstate.families import family_of
-from slimstate.families.contract import Config
+from slimstate.families import Config, family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.devices import DTYPES
 from slimstate.models.load import load_tokenizer

@@ -11,7 +11,6 @@ A request with a `converter` (`convert_hf_to_gguf.py` of llama.cpp) has a model 
 precision instead. The answer is empty, or has the `error`.
 """
 
-import importlib
 import importlib.metadata
 import json
 import runpy
