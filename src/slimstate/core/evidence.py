@@ -32,8 +32,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "output": ("output_square",),
     "output gradient": ("output_gradient",),
 }
-# what needs a backward pass through the model
-BACKWARD: frozenset[str] = frozenset({"gradient", "weighted", "output gradient"})
+BACKWARD: frozenset[str] = frozenset({"gradient", "weighted", "output gradient"})  # what needs a backward pass
 KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
 ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precise, also on a GPU

@@ -159,8 +159,7 @@ class Mixer(Value):
     # its convolutions by what they filter, each with an axis of one slot, to look at and to train:
     # (("query", Axis(heads=16, width=128, slots=(Slot(parameter="q_conv1d.weight"),))), ...)
     filters: tuple[tuple[str, Axis], ...] = ()
-    # the names of all its linear maps, for adapters: ("q_proj", "k_proj", "v_proj", "o_proj")
-    projections: tuple[str, ...] = ()
+    projections: tuple[str, ...] = ()  # the names of all its linear maps, for adapters: ("q_proj", ..., "o_proj")
     # what lies between the projections and the state and does not commute with a rotation of the channels:
     # ("the activation silu",). () if there is nothing, so that a rotated cut is exact; None if the channels cannot be
     # rotated at all, because each has its own gate

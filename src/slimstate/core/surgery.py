@@ -42,8 +42,7 @@ class Cutter:
         self._rotations: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         self._rescaled: dict[str, list[tuple[Tensor, float]]] = {}
         self._shared_norms: dict[str, int] = {}  # norm weights that become ones, with their size after the cut
-        # by output projection: its norm weight, the channel of columns
-        self._folded: dict[str, tuple[str, Tensor]] = {}
+        self._folded: dict[str, tuple[str, Tensor]] = {}  # by output projection: its norm weight, channels of columns
         self._bottlenecks: dict[str, tuple[str, str, int]] = {}  # both maps and the channels to keep, by each map
         for mixer in mixers:
             choice = selections[mixer.layer]

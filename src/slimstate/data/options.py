@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from slimstate.data.documents import Reading
 
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-# a path, a dataset's name, or strings, chats or rows in a list or any iterable
-TextSource = Annotated[Any, as_text_source]
+TextSource = Annotated[Any, as_text_source]  # a path, a dataset's name, or strings, chats or rows in any iterable
 
 
 class DocumentOptions(Options):

@@ -111,16 +111,14 @@ class Family(Value, ABC):
     model_type: str  # the `model_type` of its configs: "delta_net"
     library: Library = "transformers"  # the library that has its stock class
     defaults: Config  # the defaults of the stock config: {"num_heads": 16, "expand_k": 1.0}
-    # the model type of the class that runs its language model, if that is another one: "qwen3_5_text"
-    language: str | None = None
+    language: str | None = None  # the model type of the class that runs its language model, if another: "qwen3_5_text"
     # the part that only images need, if the class of everything in its files runs the language model: "model.visual"
     tower: str | None = None
     one_width: bool = False  # whether its configs have one width for keys and values
     nested: bool = False  # whether the config of the language model is under `text_config`
     # why its keys cannot be cut with any config: "it rotates them by frequencies that depend on the key dim"
     fixed_keys: str | None = None
-    # why its values cannot be cut with any config: "its norm over values subtracts their mean"
-    fixed_values: str | None = None
+    fixed_values: str | None = None  # why its values can never be cut: "its norm over values subtracts their mean"
     # which of its configs cannot be cut, and why: {"`norm_q`": "channels of a head are mixed"}
     refused: Mapping[str, str] = field(default_factory=dict)
 

@@ -41,8 +41,7 @@ class ChannelDecay:
         self.inputs, self.keys, self.late = readers, keys, late
         self.bonus = None if bonus is None else bonus.unsqueeze(1)
         self.decay = g.exp()
-        # readers of the state before their token
-        self.reading = readers * self.decay.unsqueeze(1) if late else readers
+        self.reading = readers * self.decay.unsqueeze(1) if late else readers  # readers of the state before their token
         self.halves: list[_Halves] = []
         scores = keys.new_zeros(*readers.shape[:3], keys.shape[1])
         local, ends, hop = self.reading.clone(), keys.clone(), self.decay

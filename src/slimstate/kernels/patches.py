@@ -95,8 +95,7 @@ def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
 class Patch:
     """A function that replaces another one for some arguments."""
 
-    # where the original is looked up when it is called: "fla.layers.kda.chunk_kda"; in transformers its name alone
-    place: str
+    place: str  # where calls look up the original: "fla.layers.kda.chunk_kda"; in transformers its name alone
     version: Callable[..., Any]  # the replacement
     when: Callable[..., bool] = on_cpu  # for which arguments it runs; the original runs for all others
 

@@ -65,8 +65,7 @@ def attention_residuals(*args: Any, checkpoint_level: int = 1, **kwargs: Any) ->
     return naive_attnres(*args, **kwargs)
 
 
-# functions of flash_attn are None where it is not installed; then these run on every device
-PATCHES = (
+PATCHES = (  # functions of flash_attn are None where it is not installed; then these run on every device
     Backend("fla.modules.rotary.ops.rotary_embedding_fwdbwd", rotary),
     Patch("fla.layers.attn.flash_attn_func", attention),
     Patch("fla.layers.attn.flash_attn_varlen_func", packed_attention),

@@ -29,8 +29,7 @@ from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
 
-# cost of a calibration that collects this evidence, in passes forward
-TIMES_FORWARD = {
+TIMES_FORWARD = {  # cost of a calibration that collects this evidence, in passes forward
     "gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4,
     "output": 1.05, "output gradient": WITH_GRADIENT,
 }  # fmt: skip

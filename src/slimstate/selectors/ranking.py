@@ -69,6 +69,5 @@ SELECTORS = (
     ),
 )  # fmt: skip
 
-# of a cut of values alone; not a method to ask for
-EQUAL = best_of(lambda case, _: torch.zeros(case.heads, case.width))
+EQUAL = best_of(lambda case, _: torch.zeros(case.heads, case.width))  # of a cut of values alone; no method to ask for
 KEEP_ALL = Selector(name="all", summary="all channels", needs=frozenset(), choose=EQUAL)

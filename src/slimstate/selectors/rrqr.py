@@ -145,8 +145,7 @@ def _exchange(
         table[every, :, leaving], table[every, :, entering] = table[every, :, entering], table[every, :, leaving]
         order[active, leaving], order[active, entering] = order[active, entering], order[active, leaving]
         swaps[active] += 1
-        # after an exchange this large the table is dominated by rounding errors: compute it again
-        accurate = rho < 1e5
+        accurate = rho < 1e5  # after an exchange this large the table is dominated by rounding errors: compute it again
         if not bool(accurate.all()):
             active, table = active[accurate], table[accurate]
 

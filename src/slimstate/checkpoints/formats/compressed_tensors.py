@@ -42,6 +42,5 @@ STORAGES = (
         scales={"weight_scale": ("F8_E4M3", "F8_E8M0", "U8")},
     ),
 )  # fmt: skip
-# a transform may mix output rows
-REQUIRED = {"transform_config": ("{}", "none")}
+REQUIRED = {"transform_config": ("{}", "none")}  # a transform may mix output rows
 FORMATS = (CompressedTensors(method="compressed-tensors", storages=STORAGES, required=REQUIRED, unquantised="ignore"),)

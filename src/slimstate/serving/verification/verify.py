@@ -36,8 +36,7 @@ from slimstate.system.value import Value
 
 DEFAULT_TEXT = Path(__file__).with_name("text.txt")
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05, "q8_0": 0.5, "q4_k_m": 2.0}
-# between two quantised models: an engine may round an activation up in one and down in the other
-MASKED_TOLERANCE = 0.05
+MASKED_TOLERANCE = 0.05  # between two quantised models: an engine may round an activation up in one, down in the other
 FLA_ON_CPU = (
     "flash-linear-attention's kernels run only on a GPU; on a CPU call slimstate.prepare_fla() in your own program"
 )
