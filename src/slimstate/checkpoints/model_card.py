@@ -104,9 +104,8 @@ def _describe(name: str, model_type: str, source: str | None = None) -> dict[str
     """Return what every card needs: the model's name, how it is loaded, and its base model if that is on the hub."""
     on_hub = source is not None and HUB_ID.fullmatch(source) and public_name(source) == source
     return {
-        "name": name, "literal": _literal(name), "model_type": model_type,
-        "base_model": source if on_hub else None, "loader": loader_of(model_type),
-        "library": FAMILIES[model_type].library,
+        "name": name, "literal": _literal(name), "model_type": model_type, "base_model": source if on_hub else None,
+        "loader": loader_of(model_type), "library": FAMILIES[model_type].library,
     }  # fmt: skip
 
 

@@ -83,8 +83,7 @@ class Measurement(Value):
             "text": windows.source, "digest": windows.digest, "documents": windows.documents, "windows": len(tokens),
             "length": tokens.shape[1], "perplexity": perplexity_of(nats), "nats_per_token": nats,
             "nats_error": standard_error(by_window), "window_nats": tuple(by_window),
-            "nats_per_byte": size.nats_per_byte(nats),
-            **vars(add_words(size.scores(nats), self.wikitext, runtime)),
+            "nats_per_byte": size.nats_per_byte(nats), **vars(add_words(size.scores(nats), self.wikitext, runtime)),
         }  # fmt: skip
 
 

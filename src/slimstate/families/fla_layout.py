@@ -138,10 +138,9 @@ def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
     return Mixer(
         layer=0, path="model.layers.0.attn",
         axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *filters, *layer.gates)),
-        query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size,
-        value_heads=sizes.value_heads, value_dim=sizes.value_dim, features=layer.features,
-        value_axis=_value_axis(config, sizes, layer, convolved), scalars=scalar_axis(sizes, *layer.scalars),
-        filters=_filters(sizes, layer) if convolved else (),
+        query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size, value_heads=sizes.value_heads,
+        value_dim=sizes.value_dim, features=layer.features, value_axis=_value_axis(config, sizes, layer, convolved),
+        scalars=scalar_axis(sizes, *layer.scalars), filters=_filters(sizes, layer) if convolved else (),
         projections=tuple(name if "_" in name else f"{name}_proj" for name in layer.projections),
         noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting), sharing=shared,
     )  # fmt: skip

@@ -40,8 +40,7 @@ class KimiLinear(Family):
             value_axis=ValueAxis(
                 heads=sizes.heads, width=sizes.width, value=value, output=output, norm="o_norm.weight",
                 slots=(value, filters[2], Slot(parameter="g_b_proj.weight"), output),
-                bottlenecks=(("f_a_proj.weight", "f_b_proj.weight"), ("g_a_proj.weight", "g_b_proj.weight")),
-                tied=True,
+                bottlenecks=(("f_a_proj.weight", "f_b_proj.weight"), ("g_a_proj.weight", "g_b_proj.weight")), tied=True,
             ),
             filters=tuple(
                 (role, filter_axis(f"{role[0]}_conv1d.weight", sizes.heads, sizes.width))

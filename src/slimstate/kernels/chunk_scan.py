@@ -36,6 +36,7 @@ GROUPS, MIN_GROUP_ELEMENTS = 4, 32768
 # the axis of the heads in each of `Inputs`, of which the first six are by token
 HEAD_AXES, BY_TOKEN = (2, 2, 2, 2, 2, 2, 0, 1), 6
 T = TypeVar("T")
+Outputs = tuple[Tensor, Tensor]  # of all tokens, and the last state; or the gradient of both
 Gradients = tuple[Decayed, tuple[Tensor, Tensor | None, Tensor]]  # of what is decayed; of v, beta and the first state
 
 
@@ -65,7 +66,7 @@ def zero_state(k: Tensor, v: Tensor) -> Tensor:
     return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
 
 
-def chunk_scan(inputs: Inputs, rule: Rule) -> tuple[Tensor, Tensor]:
+def chunk_scan(inputs: Inputs, rule: Rule) -> Outputs:
     """Return the outputs [B, T, H, V] and the last state of a recurrence."""
     state = zero_state(inputs.k, inputs.v) if inputs.state is None else inputs.state
     return _ChunkScan.apply(rule, *inputs._replace(state=state))  # type: ignore[no-untyped-call]
@@ -107,9 +108,7 @@ class _ChunkScan(torch.autograd.Function):
         return None, *gradients
 
 
-def _backward_in_groups(
-    rule: Rule, inputs: Inputs, saved: Sequence[Tensor], by: tuple[Tensor, Tensor], into: Inputs
-) -> None:
+def _backward_in_groups(rule: Rule, inputs: Inputs, saved: Sequence[Tensor], by: Outputs, into: Inputs) -> None:
     """Compute the gradient some chunks at a time, from the end, so that what is computed again stays small."""
     chunk = _chunk_of(rule, inputs)
     output, last = by

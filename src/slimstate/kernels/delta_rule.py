@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
+from slimstate.kernels.chunk_scan import Inputs, Outputs, Rule, chunk_scan, zero_state
 from slimstate.kernels.fla_calls import CallOptions, Result, apply_decay, call, per_value_head, wide
 from slimstate.kernels.patches import Backend, Patch, in_place_of, needs_torch_gated_rule, too_precise_for_triton
 
@@ -58,9 +58,7 @@ def chunked(
     return chunk_scan(inputs, Rule(early_erase=erase is not None, **rule))
 
 
-def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, **options: Any) -> Outputs:
     """Return the outputs and the last state, computed in the form that is faster for this length."""
     return (recurrence if q.shape[1] == 1 else chunked)(q, k, v, beta, g, **options)
 

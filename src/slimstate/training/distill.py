@@ -132,10 +132,9 @@ class DistillationJob(Value):
     def _session(self, folder: Path, card: str) -> Session[RecoveryRecord]:
         options = RecoverOptions.from_values({
             "steps": self.steps, "length": self.windows.tokens.shape[1], "lr": LEARNING_RATE,
-            "min_lr": LEARNING_RATE / 20, "batch_size": self._batch, "mixers": True,
-            "kd_weight": TEACHER_WEIGHT, "temperature": 1.0, "data": self.windows.source, "seed": self.windows.seed,
-            "report_to": "none", "resume": TrainingFolder.beside(folder).path.is_dir(),
-            "device": self.run.device, "dtype": self.run.dtype,
+            "min_lr": LEARNING_RATE / 20, "batch_size": self._batch, "mixers": True, "kd_weight": TEACHER_WEIGHT,
+            "temperature": 1.0, "data": self.windows.source, "seed": self.windows.seed, "report_to": "none",
+            "resume": TrainingFolder.beside(folder).path.is_dir(), "device": self.run.device, "dtype": self.run.dtype,
         })  # fmt: skip
         options.check_environment()
         kind = replace(

@@ -34,6 +34,7 @@ from slimstate.training.progress import TrainingProgress
 from slimstate.training.run_checkpoints import COMPLETE, last_checkpoint
 from slimstate.training.teacher import Teacher
 
+Batch = dict[str, Tensor]  # the windows of a step, and their places in the corpus
 MIN_FREE_BYTES = 2**20  # with less, a disk counts as full
 
 
@@ -79,7 +80,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
         self.unchecked: list[Tensor] = []  # losses
         self.parts: list[Tensor] = []
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
         """Run a batch forward and backward, piece by piece; the result does not depend on the pieces."""
         model.train()
         inputs = self._prepare_inputs(inputs)
@@ -101,16 +102,14 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
         self.parts.append(torch.stack(parts))
         return loss
 
-    def _run(
-        self, model: nn.Module, inputs: dict[str, Tensor], piece: Tensor, share: float, length: int | None = None
-    ) -> Tensor:
+    def _run(self, model: nn.Module, inputs: Batch, piece: Tensor, share: float, length: int | None = None) -> Tensor:
         """Add the gradient of some windows, up to a length; return their share of the loss and of its parts."""
         with self.compute_loss_context_manager():
             outputs = model(inputs["input_ids"][piece, :length], inputs["place"][piece])
         self.accelerator.backward(outputs["loss"] * share)
         return torch.cat([outputs["loss"].detach()[None], outputs["parts"]]) * share
 
-    def _measure(self, model: nn.Module, inputs: dict[str, Tensor], window: Tensor) -> None:
+    def _measure(self, model: nn.Module, inputs: Batch, window: Tensor) -> None:
         """Let as many windows run at once as fit beside gradients and the two moments of Adam."""
 
         def reserved() -> int:

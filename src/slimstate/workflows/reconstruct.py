@@ -75,8 +75,7 @@ def reconstruct(
             identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
             return DistillationJob(
                 out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
-                identity=identity, provenance=provenance, run=run, force=config.force,
-                reporter=reporter,
+                identity=identity, provenance=provenance, run=run, force=config.force, reporter=reporter,
             ).finish(lambda folder: reconstruct_into(folder, True))  # fmt: skip
 
         return evaluated(work, uncut.source if teacher is None else teacher, replace(config, run=run), inputs)

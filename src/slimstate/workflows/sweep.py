@@ -224,10 +224,9 @@ def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibratio
     return SweepSettings(
         calibration=None if calibration is None else Text(**calibration.describe()), text=Text(**measured.describe()),
         f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps, rows=text.rrqr_rows, seed=text.seed, device=device,
-        dtype=config.run.precision_name,
-        keep_norm_eps=config.cut.keep_norm_eps, keep_heads=config.cut.keep_heads, reconstruct=reconstruction,
-        limit=options.limit, max_length=options.max_length, state_every=options.state_every, recall=recall,
-        tasks={source.task: source.data for source in find_sources(options)},
+        dtype=config.run.precision_name, keep_norm_eps=config.cut.keep_norm_eps, keep_heads=config.cut.keep_heads,
+        reconstruct=reconstruction, limit=options.limit, max_length=options.max_length, state_every=options.state_every,
+        recall=recall, tasks={source.task: source.data for source in find_sources(options)},
     )  # fmt: skip
 
 

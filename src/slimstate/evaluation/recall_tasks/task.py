@@ -89,9 +89,7 @@ def prompt(tokenizer: Any, body: str, question: str, answers: Iterable[str] = ()
     return whole
 
 
-def harness_prompt(
-    tokenizer: Any, body: str, question: str, answers: Iterable[str], document: Mapping[str, Any]
-) -> str:
+def harness_prompt(tokenizer: Any, body: str, question: str, answers: Iterable[str], doc: Mapping[str, Any]) -> str:
     """Return a prompt as prefix-linear-attention cuts it: at most half of the window stands before the answer.
 
     `alt_answers` and then `tok_pos` of the document say where, if none of the answers occurs in it.
@@ -99,9 +97,9 @@ def harness_prompt(
     tokens, answers = tokenizer(body, add_special_tokens=False)["input_ids"], [*answers]
     middle = _first_match(tokenizer, body, answers)
     if answers and middle >= len(tokens):
-        middle = _first_match(tokenizer, body, document.get("alt_answers") or answers)
+        middle = _first_match(tokenizer, body, doc.get("alt_answers") or answers)
         if middle >= len(tokens) > HARNESS_WINDOW:
-            middle = document.get("tok_pos") or middle
+            middle = doc.get("tok_pos") or middle
     start = max(0, middle - HARNESS_WINDOW // 2)
     window = tokenizer.decode(tokens[start : start + HARNESS_WINDOW], skip_special_tokens=True)
     return f"{window}{question}"
