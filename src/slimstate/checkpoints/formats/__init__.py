@@ -54,7 +54,8 @@ class Quantisation(Value):
 
 def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     """Return the quantisation that a config describes, or None."""
-    for part in _parts(config):
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
         for field in FIELDS:
             if (settings := part.get(field)) is None:
                 continue
@@ -63,11 +64,6 @@ def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
             method = _method(settings)
             return Quantisation(method=method, settings=settings, format=FORMATS.get(method))
     return None
-
-
-def _parts(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    inner = config.get("text_config")
-    return (config, inner if isinstance(inner, Mapping) else {})
 
 
 def _method(settings: Settings) -> str:
