@@ -20,17 +20,13 @@ def case(heads: int = 3, width: int = 12, size: int = 20, seed: int = 0) -> Case
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     queries, keys = draw(heads, 60, width), draw(heads, 60, width)
-    evidence = Evidence(
-        tokens=60,
-        query_gram=queries.mT @ queries,
-        key_gram=keys.mT @ keys,
-        input_square=draw(size).square(),
-        query_gradient=draw(heads, width, size),
-        key_gradient=draw(heads, width, size),
-    )
+    grams = {"query_gram": queries.mT @ queries, "key_gram": keys.mT @ keys}
+    evidence = Evidence(tokens=60, **grams, input_square=draw(size).square())
+    sums = {f"{role}_gradient": draw(heads, width, size) for role in ("query", "key")}
     weights = draw(heads, width, size), draw(heads, width, size)
     weight = draw(heads, 60, 1).square()  # of each token
-    evidence = replace(evidence, query_weighted=queries.mT @ (weight * queries), key_weighted=keys.mT @ (weight * keys))
+    sums |= {"query_weighted": queries.mT @ (weight * queries), "key_weighted": keys.mT @ (weight * keys)}
+    evidence = replace(evidence, **sums)
     return Case(heads=heads, width=width, query_weight=weights[0], key_weight=weights[1], evidence=evidence)
 
 

@@ -77,11 +77,9 @@ class Suite:
 
     @property
     def place(self) -> Path:
-        """The folder for outputs."""
         return self.root / "place"
 
     def commands(self) -> dict[str, tuple[str, ...]]:
-        """Return command lines that write to the folder `out`."""
         model, cut, text, records = (str(self.root / name) for name in ("model", "cut", "text.txt", "records"))
         out = str(self.place / "out")
         data, measured = ("--data", text), ("--text", text, "--length", "64", "--max-tokens", "512")
@@ -182,7 +180,6 @@ class Suite:
         return [f"again: {problem}" for problem in self.differences(name)]
 
     def differences(self, name: str) -> list[str]:
-        """Return how the results differ from those of an undisturbed command."""
         files = contents(self.place)
         differing = [path for path, digest in self.reference[name].items() if files.get(path) != digest]
         return [f"{path} differs" for path in differing] + [f"left {path}" for path in leftovers(self.place)]

@@ -22,7 +22,6 @@ class Ended:
 
     @property
     def own_lines(self) -> list[str]:
-        """The lines of `slimstate` itself."""
         return [line for line in self.errors.splitlines() if line.startswith("slimstate: ")]
 
 

@@ -20,10 +20,8 @@ IDS, OUT, *FOLDERS = sys.argv[1:]
 
 
 def main() -> None:
-    models = {
-        folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        for folder in map(Path, FOLDERS)
-    }
+    load = AutoModelForCausalLM.from_pretrained
+    models = {folder: load(folder, dtype=torch.float32).eval() for folder in map(Path, FOLDERS)}
     for name, module in list(sys.modules.items()):
         if name.startswith("fla.ops"):
             module.range = loop_range

@@ -24,8 +24,6 @@ class AssertionStripper(SourceFileLoader):
 
 
 class KernelFinder:
-    """Find the kernels and Triton."""
-
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name.startswith(KERNELS) else None

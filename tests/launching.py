@@ -117,13 +117,9 @@ def stock_logits(ids: Path, folders: Iterable[Path], kind: str = "") -> None:
 def start_ranks(count: int, folder: Path, *words: object) -> list[Program]:
     """Start processes as torchrun does, except that none is ended because another failed."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
-    return [
-        Program(
-            *words, out=folder / f"rank{rank}.out", err=folder / f"rank{rank}.err", RANK=str(rank),
-            LOCAL_RANK=str(rank), **meeting,
-        )
-        for rank in range(count)
-    ]  # fmt: skip
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    streams = [{kind: folder / f"rank{rank}.{kind}" for kind in ("out", "err")} for rank in range(count)]
+    return [Program(*words, **files, **rank, **meeting) for files, rank in zip(streams, ranks, strict=True)]
 
 
 def wait_for_all(programs: Iterable[Program | subprocess.Popen]) -> list[int]:

@@ -17,6 +17,7 @@ Tensors = dict[str, Tensor]
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # the values of a 4-bit float
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the row in a word whose bits are at this place, from the lowest
 G, BLOCK = 16, 16
+MLX_NAMES = ("model.language_model.", "language_model.model.")  # elsewhere and in MLX, for a model within another
 
 
 @dataclass(frozen=True)
@@ -227,9 +228,7 @@ SCHEMES = {
         {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"},
     ),
     "ct-fp8-blocks": Scheme(
-        lambda n, k, by: {
-            "weight": fp8(n, k, by), "weight_scale": scales(-(-n // BLOCK), -(-k // BLOCK), by=by),
-        },
+        lambda n, k, by: {"weight": fp8(n, k, by), "weight_scale": scales(-(-n // BLOCK), -(-k // BLOCK), by=by)},
         lambda t: blocks(t, "weight_scale"),
         compressed({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [BLOCK, BLOCK]}),
     ),
@@ -237,7 +236,6 @@ SCHEMES = {
 
 
 def parts_of(tensors: Tensors, module: str) -> Tensors:
-    """Return the tensors of a module by their names below it."""
     own = {name.removeprefix(f"{module}."): tensor for name, tensor in tensors.items() if name.startswith(f"{module}.")}
     return {name: tensor for name, tensor in own.items() if "." not in name}
 
@@ -261,14 +259,10 @@ def quantise(model: Path, out: Path, scheme: Scheme, chosen: Callable[[str], boo
             modules.append(module)
         if scheme.field == "quantization":
             tensors = {
-                name.replace("model.language_model.", "language_model.model."):
+                name.replace(*MLX_NAMES):
                 tensor.movedim(1, 2).contiguous() if "conv1d.weight" in name and tensor.ndim == 3 else tensor
                 for name, tensor in tensors.items()
             }  # fmt: skip
         save_file(tensors, path, {"format": "pt"})
     (out / "model.safetensors.index.json").unlink(missing_ok=True)
-    return (
-        [each.replace("model.language_model.", "language_model.model.") for each in modules]
-        if scheme.field == "quantization"
-        else modules
-    )
+    return [each.replace(*MLX_NAMES) if scheme.field == "quantization" else each for each in modules]

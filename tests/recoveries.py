@@ -26,8 +26,6 @@ Recover = Callable[..., RecoveryRecord]
 
 
 class Listener(slimstate.Reporter):
-    """Records the lines that it is told to show."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from slimstate.families import FAMILIES
+from slimstate.models.load import Runtime
 from tiny_model import WITH_SOFTMAX, Variant, build, text, token_ids, tokenizer
 
 __all__ = ["WITH_SOFTMAX", "Variant", "build", "text", "token_ids", "tokenizer"]  # of a model, whatever its family
@@ -58,6 +59,13 @@ def save(model: torch.nn.Module, folder: Path, shard_size: str = "5GB") -> Path:
     return folder
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def runtime(model: torch.nn.Module, words: object = None) -> Runtime:
+    return Runtime(model=model, tokenizer=words, device=torch.device("cpu"), dtype=torch.float32, kernels="")
+
+
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors in the files of a model, by name."""
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}

@@ -11,6 +11,7 @@ import torch
 
 import tiny
 from places import ROOT
+from recoveries import Listener
 from slimstate import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.benchmark.bench import Bench, compile_ahead, with_ratios
 from slimstate.benchmark.options import MixerBenchConfig
@@ -27,7 +28,6 @@ from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.sizes import parameters_after, state_bytes
 from slimstate.records.benchmark import DecodeRow, MixerRecord, MixerRow, ModelRecord, ModelRow
 from slimstate.system.errors import SlimstateError
-from slimstate.system.progress import Reporter
 
 CPU = torch.device("cpu")
 RECORDS = ROOT / "docs" / "records"
@@ -98,10 +98,8 @@ def test_a_mixer_has_the_sizes_it_is_timed_at(model_type, key_dim):
 @pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "kda"])
 def test_a_mixer_can_be_timed_without_its_output_gate(model_type):
     """Only the gate is removed, and only where the type has one by default."""
-    gated, plain = (
-        mixer_of(mixer_config(model_type, 8, replace(SMALL, no_gate=no_gate)), CPU, torch.float32)
-        for no_gate in (False, True)
-    )
+    configs = (mixer_config(model_type, 8, replace(SMALL, no_gate=no_gate)) for no_gate in (False, True))
+    gated, plain = (mixer_of(config, CPU, torch.float32) for config in configs)
     removed = gated.state_dict().keys() - plain.state_dict().keys()
     assert removed == ({"g_proj.weight"} if model_type == "gated_deltanet" else set())
 
@@ -246,30 +244,25 @@ def test_the_command_of_a_record_makes_the_same_rows(name, records, succeed):
 
 def test_each_key_dim_is_compiled_by_a_process_that_runs_its_command(monkeypatch):
     """The GPU is pretended. A process that fails is reported and ends nothing."""
-    calls, lines = [], []
+    calls = []
 
     def process(words, **_):
         calls.append(shlex.join(words[2:]))
         return subprocess.CompletedProcess(words, 1, "", "first\nno room")
 
     monkeypatch.setattr(subprocess, "run", process)
-    reporter = Reporter()
-    reporter.say = lines.append
+    listener, widths = Listener(), [("delta_net", 64), ("delta_net", 32)]
     config = replace(SMALL, jobs=2, rounds=5, run=RunOptions(dtype="bfloat16"))
     bench = Bench.prepare("mixer", config)
-    compile_ahead(bench, config, [("delta_net", 64), ("delta_net", 32)])
+    compile_ahead(bench, config, widths)
     assert calls == []
-    compile_ahead(
-        replace(bench, device=torch.device("cuda"), reporter=reporter), config, [("delta_net", 64), ("delta_net", 32)]
-    )
+    compile_ahead(replace(bench, device=torch.device("cuda"), reporter=listener), config, widths)
+    start = "slimstate bench mixer --rounds 1 --dtype bfloat16 --models delta_net --key-dims"
     sizes = "--batch 2 --length 16 --hidden 32 --heads 2 --value-dim 8"
-    expected = {
-        f"slimstate bench mixer --rounds 1 --dtype bfloat16 --models delta_net --key-dims {width} {sizes}"
-        for width in (64, 32)
-    }
-    assert {*calls} == expected
-    assert lines[0] == "compiling 2 widths in 2 processes"
-    assert lines[1:] == [f"key dim {width} will be compiled when it is timed: no room" for width in (64, 32)]
+    assert {*calls} == {f"{start} {width} {sizes}" for width in (64, 32)}
+    first, *rest = listener.lines
+    assert first == "compiling 2 widths in 2 processes"
+    assert rest == [f"key dim {width} will be compiled when it is timed: no room" for width in (64, 32)]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,20 +28,26 @@ from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import TensorFileWriter
 from slimstate.core.file_names import CONFIG, PLAN
 from slimstate.models.load import load
-from slimstate.records.cut import CutRecord
 from slimstate.records.plan import Plan
 from slimstate.system.errors import MAX_LINE, ModelError, OutputError, PlanError
+from tiny import names
 
 pytestmark = pytest.mark.slow
 NAME = tiny.PLAIN[0]
+FULL_DISK = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+LAYERS = "model.layers"
+DAMAGE = {
+    f"{LAYERS}.1.attn.k_proj.weight": (lambda x: x.index_fill(0, torch.tensor([30]), torch.nan),
+                                       "layer 1, head 1: .*NaN"),
+    f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
+    f"{LAYERS}.0.mlp.gate_proj.weight": (lambda x: x.clone().fill_(3e38), "gate_proj.weight holds .* above 1e"),
+    f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), "q_proj.weight has 47 rows where the config needs 48"),
+    f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
+}  # fmt: skip
 
 
-def cut(folder: Path, out: Path | None, **options) -> CutRecord:
+def cut(folder: Path, out: Path | None, **options):
     return slimstate.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def width(folder: Path) -> int:
@@ -54,7 +61,6 @@ def model(folders) -> Path:
 
 @pytest.fixture
 def copied(model, tmp_path) -> Path:
-    """A copy of the model, to be damaged."""
     return Path(shutil.copytree(model, tmp_path / "model"))
 
 
@@ -136,10 +142,6 @@ def test_cuts_chain(model, tmp_path):
     assert model(input_ids=tiny.token_ids()).logits.isfinite().all()
 
 
-def full_disk(*_) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def cut_before(model: Path, out: Path) -> Path:
     """Write a cut with a file in it that a new one does not have."""
     cut(model, out, key_dim=12)
@@ -181,16 +183,28 @@ def test_what_others_write_there_in_the_meantime_is_not_replaced(model, tmp_path
     assert [path.name for path in tmp_path.rglob("*")] == ["cut", "precious"]
 
 
-def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(model, tmp_path, monkeypatch):
-    out = cut_before(model, tmp_path / "cut")
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(exchanged, model, tmp_path, monkeypatch):
+    """Also where two folders cannot be exchanged, and the old one goes before the new one comes."""
+    out, rename = cut_before(model, tmp_path / "cut"), Path.rename
+
+    def interrupted(path, target):
+        if ".partial-" in path.name and not path.name.endswith("-old"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
     with pytest.raises(OutputError, match="exists already"):
         cut(model, out)
-    with monkeypatch.context() as patched:
-        patched.setattr(TensorFileWriter, "put", full_disk)
-        with pytest.raises(OutputError, match="no space left"):
+    failures = [(TensorFileWriter, "put", FULL_DISK, pytest.raises(OutputError, match="no space left"))]
+    if not exchanged:
+        monkeypatch.setattr("slimstate.system.atomic.ctypes.CDLL", lambda *_, **__: object())
+        failures.append((Path, "rename", interrupted, pytest.raises(KeyboardInterrupt)))
+    for place, name, failure, raised in failures:
+        with monkeypatch.context() as patch, raised:
+            patch.setattr(place, name, failure)
             cut(model, out, force=True)
-    assert (out / "precious").read_text() == "x"
-    assert names(tmp_path) == ["cut"]
+        assert (out / "precious").read_text() == "x"
+        assert names(tmp_path) == ["cut"]
     cut(model, out, force=True)
     assert not (out / "precious").exists()
     assert width(out) == 8
@@ -223,10 +237,7 @@ def test_unchanged_tensors_are_written_while_the_model_runs(model, text_file, tm
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), OSError(errno.EIO, "the text is gone"), MemoryError()])
 def test_a_calibration_that_ends_early_leaves_nothing(end, model, text_file, tmp_path, monkeypatch):
-    def ends(*_):
-        raise end
-
-    monkeypatch.setattr("slimstate.pruning.evidence.calibrate", ends)
+    monkeypatch.setattr("slimstate.pruning.evidence.calibrate", Mock(side_effect=end))
     with pytest.raises(type(end)) as raised:  # unchanged: it does not concern the folder that was being written
         cut(model, tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
     assert raised.value is end
@@ -257,30 +268,10 @@ def test_what_a_killed_run_left_behind_is_cleared_or_comes_back(model, tmp_path)
     assert names(tmp_path) == ["cut"]
 
 
-def test_where_folders_cannot_be_exchanged_force_replaces_one_or_gives_it_back(model, tmp_path, monkeypatch):
-    out, rename = cut_before(model, tmp_path / "cut"), Path.rename
-
-    def interrupted(path, target):
-        if ".partial-" in path.name and not path.name.endswith("-old"):
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    monkeypatch.setattr("slimstate.system.atomic.ctypes.CDLL", lambda *_, **__: object())
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            cut(model, out, force=True)
-    assert (out / "precious").read_text() == "x"
-    assert names(tmp_path) == ["cut"]
-    cut(model, out, force=True)
-    assert width(out) == 8
-    assert names(tmp_path) == ["cut"]
-
-
 def test_folders_that_were_created_for_a_failed_output_are_removed(model, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(TensorFileWriter, "put", full_disk)
+        patch.setattr(TensorFileWriter, "put", FULL_DISK)
         with pytest.raises(OutputError, match="no space left"):
             cut(model, tmp_path / "mine" / "new" / "newer" / "cut")
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
@@ -343,22 +334,10 @@ def test_a_dry_run_writes_nothing(model, tmp_path, monkeypatch):
 
 
 def damage(folder: Path, name: str, change) -> None:
-    """Change one tensor."""
     shard = json.loads((folder / INDEX).read_text())["weight_map"][name]
     tensors = load_file(folder / shard)
     tensors[name] = change(tensors[name])
     save_file(tensors, folder / shard, {"format": "pt"})
-
-
-LAYERS = "model.layers"
-DAMAGE = {
-    f"{LAYERS}.1.attn.k_proj.weight": (lambda x: x.index_fill(0, torch.tensor([30]), torch.nan),
-                                       "layer 1, head 1: .*NaN"),
-    f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
-    f"{LAYERS}.0.mlp.gate_proj.weight": (lambda x: x.clone().fill_(3e38), "gate_proj.weight holds .* above 1e"),
-    f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), "q_proj.weight has 47 rows where the config needs 48"),
-    f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("tensor", sorted(DAMAGE))

@@ -15,7 +15,6 @@ from slimstate.evaluation.associative_recall import (
     associative_recall,
     draw_vocabulary,
 )
-from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError
 
 
@@ -38,10 +37,8 @@ class Memory(torch.nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def runtime(blind: bool = False) -> Runtime:
-    return Runtime(
-        model=Memory(blind), tokenizer=tiny.tokenizer(), device=torch.device("cpu"), dtype=torch.float32, kernels=""
-    )
+def runtime(blind: bool = False):
+    return tiny.runtime(Memory(blind), tiny.tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +77,8 @@ def test_every_answer_is_in_the_text(pairs, spaces):
 
 
 def test_the_same_seed_gives_the_same_questions(spaces):
-    first, second, other = (
-        associative_recall(runtime(), spaces, pairs=(2,), length=128, seed=seed).digest for seed in (0, 0, 1)
-    )
+    recalls = (associative_recall(runtime(), spaces, pairs=(2,), length=128, seed=seed) for seed in (0, 0, 1))
+    first, second, other = (recall.digest for recall in recalls)
     assert first == second != other
 
 
@@ -116,7 +112,6 @@ def test_too_many_pairs_or_too_little_text_is_refused(spaces, tmp_path):
 
 def test_tokens_are_a_text_too(spaces):
     tokens = torch.cat(list(windows(runtime().tokenizer, Reading.of(spaces), 256, max_windows=64)))
-    first, second = (
-        associative_recall(runtime(), text, pairs=(2,), length=256) for text in (spaces, tokens.view(1, -1))
-    )
+    texts = (spaces, tokens.view(1, -1))
+    first, second = (associative_recall(runtime(), text, pairs=(2,), length=256) for text in texts)
     assert first == second

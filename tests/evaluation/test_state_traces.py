@@ -10,7 +10,6 @@ from slimstate.checkpoints.reader import described_mixers
 from slimstate.core.effective_rank import condition_number, effective_rank, rank_utilisation, singular_values
 from slimstate.evaluation.state_traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states
 from slimstate.models.hooks import masked, observed
-from slimstate.models.load import Runtime
 from slimstate.system.errors import ModelError, PlanError
 
 CASES = [
@@ -19,13 +18,9 @@ CASES = [
 ]  # fmt: skip
 
 
-def build(name: str) -> tuple[Runtime, tuple]:
-    """Return a tiny model and its mixers."""
+def build(name: str):
     model = tiny.build(tiny.VARIANTS[name])
-    runtime = Runtime(
-        model=model, tokenizer=None, device=torch.device("cpu"), dtype=torch.float32, kernels="PyTorch on the CPU"
-    )
-    return runtime, described_mixers(model.config.to_dict())
+    return tiny.runtime(model), described_mixers(model.config.to_dict())
 
 
 def stock_state(model: torch.nn.Module, ids: torch.Tensor, layer: int) -> torch.Tensor:
@@ -105,11 +100,8 @@ def test_utilisation_under_a_mask_is_that_of_the_smaller_state():
         measured.add_reading(reading)
         states.append(reading.state)
 
-    with (
-        masked(runtime.model, mixers, selections),
-        observed(runtime.model, mixers, add_reading),
-        torch.inference_mode(),
-    ):
+    hooks = masked(runtime.model, mixers, selections), observed(runtime.model, mixers, add_reading)
+    with hooks[0], hooks[1], torch.inference_mode():
         runtime.model(input_ids=tiny.token_ids(1, 60))
     assert all(bool((state[:, :, dropped] == 0).all()) for state in states)
     expected = torch.stack([rank_utilisation(singular_values(state[:, :, keep[0]])) for state in states]).mean()

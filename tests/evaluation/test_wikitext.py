@@ -10,12 +10,13 @@ import pytest
 
 import slimstate
 import tiny
+from recoveries import Listener
 from slimstate.evaluation.wikitext import WikiText, add_words, read_pages, read_wikitext
 from slimstate.models.load import load
 from slimstate.records.parts import TextScores
 from slimstate.reports.tables import grid_caption
 from slimstate.system.json_files import read_json, write_json
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.progress import SILENT
 
 pytestmark = pytest.mark.slow
 NAME = tiny.PLAIN[0]
@@ -23,6 +24,14 @@ PAGES = [
     f' = {title} = \n \n The well @-@ known {title} ( 1986 ) , by " A . Author " : 1 @,@ 000 words . \n'
     " = = Section = = \n \n It 's more text ; " + "and more words of it . " * 12 + "\n "
     for title in ("First", "Second = third", "Größe")
+]
+TEXTS = [
+    ("plain.txt", "No heading.\n = Heading = \n text", False, None),
+    *((name, "No heading at all.\n" * 9, False, "no heading") for name in ("wikitext.txt", "wiki2-test.txt")),
+    ("wikipedia.txt", "No heading at all.\n" * 9, False, None),
+    ("wikitext.txt", "The end of a page.\n = Heading = \n text", True, None),
+    ("article.txt", "\n\n = Heading = \n text", True, None),
+    ("article.txt", "= = Section = = \n text", False, None),
 ]
 
 
@@ -49,12 +58,10 @@ def test_pages_start_at_first_level_headings(raw, tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"max_length": 48}])
 def test_text_and_task_have_the_same_word_perplexity(folders, raw, options):
-    record = slimstate.evaluate(
-        folders[NAME], raw, length=64, tasks=["wikitext"], task_data=raw.parent, progress=False, **options
-    )
-    assert record.word_perplexity == pytest.approx(
-        record.lm_eval.tasks["wikitext"].metrics["word_perplexity"], rel=1e-6
-    )
+    task = {"tasks": ["wikitext"], "task_data": raw.parent, "progress": False}
+    record = slimstate.evaluate(folders[NAME], raw, length=64, **task, **options)
+    scores = record.lm_eval.tasks["wikitext"].metrics
+    assert record.word_perplexity == pytest.approx(scores["word_perplexity"], rel=1e-6)
     assert record.words == sum(len(re.split(r"\s+", page)) for page in PAGES)
     assert f"over {record.words} words" in record.counts
 
@@ -80,9 +87,8 @@ def test_a_page_alone_has_no_error_and_says_so(folders, raw, succeed):
 
 
 def test_sweep_measures_every_cut_in_the_same_unit(folders, raw, tmp_path):
-    record = slimstate.sweep(
-        folders[NAME], tmp_path / "out", text=raw, text_length=64, methods=["l1"], key_dims=[16], progress=False
-    )
+    options = {"text": raw, "text_length": 64, "methods": ["l1"], "key_dims": [16], "progress": False}
+    record = slimstate.sweep(folders[NAME], tmp_path / "out", **options)
     slimstate.prune(folders[NAME], tmp_path / "cut", key_dim=16, method="l1", progress=False)
     cut = slimstate.evaluate(tmp_path / "cut", raw, length=64, baseline=folders[NAME], progress=False)
     assert record.rows[0].word_perplexity == pytest.approx(cut.word_perplexity, rel=1e-3)
@@ -105,28 +111,14 @@ def test_as_many_pages_are_measured_as_fit(raw):
         assert len(wikitext.pages) == count
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "has_pages", "line"),
-    [
-        ("plain.txt", "No heading.\n = Heading = \n text", False, None),
-        *((name, "No heading at all.\n" * 9, False, "no heading") for name in ("wikitext.txt", "wiki2-test.txt")),
-        ("wikipedia.txt", "No heading at all.\n" * 9, False, None),
-        ("wikitext.txt", "The end of a page.\n = Heading = \n text", True, None),
-        ("article.txt", "\n\n = Heading = \n text", True, None),
-        ("article.txt", "= = Section = = \n text", False, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "has_pages", "line"), TEXTS)
 def test_only_wikitext_has_words(name, text, has_pages, line, tmp_path):
-    class Lines(Reporter):
-        def say(self, line: str) -> None:
-            lines.append(line)
-
-    lines: list[str] = []
+    listener = Listener()
     (tmp_path / name).write_text(text)
-    wikitext = read_wikitext(str(tmp_path / name), tiny.tokenizer(), Lines())
+    wikitext = read_wikitext(str(tmp_path / name), tiny.tokenizer(), listener)
     assert (wikitext is not None) == has_pages
-    assert bool(lines) == (line is not None)
-    assert all(line in each for each in lines)
+    assert bool(listener.lines) == (line is not None)
+    assert all(line in each for each in listener.lines)
 
 
 def test_a_tokenizer_without_special_tokens_has_no_word_perplexity_but_one_per_token(folders, raw, tmp_path, succeed):

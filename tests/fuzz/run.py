@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-os.environ.update(
-    {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-)
+os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402

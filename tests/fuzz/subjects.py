@@ -50,11 +50,10 @@ def build(root: Path) -> None:
     for name in PLAIN:
         sharded = {"delta_net-plain": "60KB", "qwen3_next-plain": "200KB"}
         tiny.save(tiny.build(tiny.VARIANTS[name]), root / name, sharded.get(name, "5GB"))
+    chosen = ("in_proj.weight", "qkvz.weight")
     for scheme, name in QUANTISED.items():
         whole = tiny.save(tiny.build(tiny.VARIANTS[name]), root / f"{scheme}-base")
-        quantise(
-            whole, root / scheme, SCHEMES[scheme], lambda tensor: tensor.endswith(("in_proj.weight", "qkvz.weight"))
-        )
+        quantise(whole, root / scheme, SCHEMES[scheme], lambda tensor: tensor.endswith(chosen))
         path = root / scheme / "model.safetensors"
         tensors = load_file(path)  # scales that are powers of two stay exact where weights become bfloat16
         powers = {name: 2 ** each.log2().round() for name, each in tensors.items() if name.endswith("scale_inv")}

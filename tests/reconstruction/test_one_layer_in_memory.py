@@ -45,9 +45,7 @@ def tensors_in_memory(shapes: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_tensor_of_a_layer_is_held_twice_and_none_of_the_layer_before(
-    dtype, model, text_file, tmp_path, monkeypatch
-):
+def test_no_tensor_of_a_layer_is_held_twice_nor_one_of_the_layer_before(dtype, model, text_file, tmp_path, monkeypatch):
     original, observed = rates.fit, []
 
     def observe(task, *others):

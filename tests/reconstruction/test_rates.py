@@ -39,10 +39,8 @@ class Layers:
         is_stable = rate <= self.stable or settings.steps < SETTINGS.steps
         error, last = (error, settings.steps) if is_stable else (min(1.0, error + 0.4), settings.steps // 4)
         self.weights = rate if error < 1.0 else 0.0
-        step, errors = (
-            last if error < 1.0 else 0,
-            {"before": 1.0, "after": self.training * error, "held_out_before": 1.0},
-        )
+        step = last if error < 1.0 else 0
+        errors = {"before": 1.0, "after": self.training * error, "held_out_before": 1.0}
         return LayerErrors(layer=layer, held_out_after=error, step=step, learning_rate=rate, **errors)
 
     def train(self, layer):

@@ -25,11 +25,42 @@ from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
 from slimstate.records.training import ReconstructionRecord
 from slimstate.system.errors import SlimstateError
+from tiny import names
 
 pytestmark = pytest.mark.slow
 QUICK = ReconstructOptions(steps=4, batch=2, samples=6, length=32, learning_rate=3e-3)
 QUICKEST = ReconstructOptions(steps=2, batch=2, samples=4, length=32, learning_rate=3e-3)
 SHORT = {"samples": 2, "length": 32}  # calibration
+SMALL_VOCABULARY = {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
+SPARE, MLP, MIXER = (f"model.layers.1.{part}.weight" for part in ("attn.spare", "mlp.down_proj", "attn.o_proj"))
+UNKNOWN = "does not load 1 of its tensors, such as model.layers.1.attn.spare"
+COPY = "slimstate.checkpoints.safetensors_io.TensorFileWriter.copy"  # beside the training of the first layer
+KEPT = "no space left.*; 2 layers are kept in .*out.reconstruction; the same command continues there"
+UNFIT = [
+    ({"teacher": "other"}, "was not cut from"),
+    ({"teacher": "nowhere"}, "no model at"),
+    ({"model": "uncut"}, "was not cut: there is nothing to reconstruct"),
+    ({"data": "short.txt"}, "10 samples of 32 need 320"),
+    ({"data": None}, "give it with `data`"),
+]
+REFUSED = [
+    ("delta_net-plain", SMALL_VOCABULARY, "the text has token .*, and the model embeddings of 60"),
+    ("delta_net-residuals", {}, "pass on more than hidden states, such as attention residuals"),
+]
+DAMAGED = [
+    ("model", MLP, float("nan"), "layer 1 of .*model gives NaN or infinite numbers", [0]),
+    ("model", SPARE, 0.0, f"has a tensor {SPARE}, which its config has no place for", []),
+    ("cut", MIXER, float("nan"), "layer 1 of the cut model gives NaN or infinite numbers", [0]),
+    ("cut", SPARE, 0.0, UNKNOWN, []),
+]
+FULL_DISKS = [
+    (False, "os.posix_fallocate", r"no space left for .*out\.reconstruction", []),  # for the hidden states
+    (False, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
+    (True, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
+    (False, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
+    (True, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
+    (True, COPY, "no space left.*; 1 layer is kept in", ["out.reconstruction"]),
+]
 
 
 @pytest.fixture
@@ -37,10 +68,6 @@ def cut(folders, tmp_path) -> Path:
     out = tmp_path / "cut"
     slimstate.prune(folders["delta_net-plain"], out, method="l1", key_dim=8)
     return out
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -130,9 +157,8 @@ def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, te
     slimstate.prune(model, out, **options)
     assert_same_weights(tmp_path / "whole", out)
     assert (tmp_path / "whole" / PLAN).read_text() == (out / PLAN).read_text()
-    one, other = (
-        ReconstructionRecord.read(folder / ReconstructionRecord.FILE).layers for folder in (tmp_path / "whole", out)
-    )
+    paths = (folder / ReconstructionRecord.FILE for folder in (tmp_path / "whole", out))
+    one, other = (ReconstructionRecord.read(path).layers for path in paths)
     assert [replace(layer, seconds=None) for layer in one] == [replace(layer, seconds=None) for layer in other]
     assert len(one[0].trial) == 3
     assert {layer.chosen_rate for layer in one} == {other[0].chosen_rate}
@@ -182,16 +208,7 @@ def test_hidden_states_on_disk_give_the_same_bytes(rebuilt, text_file, tmp_path)
     assert_same_weights(expected, tmp_path / "disk")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"teacher": "other"}, "was not cut from"),
-        ({"teacher": "nowhere"}, "no model at"),
-        ({"model": "uncut"}, "was not cut: there is nothing to reconstruct"),
-        ({"data": "short.txt"}, "10 samples of 32 need 320"),
-        ({"data": None}, "give it with `data`"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), UNFIT)
 def test_inputs_that_do_not_fit_are_refused(change, message, cut, folders, text_file, tmp_path):
     (tmp_path / "short.txt").write_text("a few words")
     places = {"other": folders["delta_net-gate"], "uncut": folders["delta_net-plain"], None: None}
@@ -205,10 +222,8 @@ def test_inputs_that_do_not_fit_are_refused(change, message, cut, folders, text_
 @pytest.mark.parametrize("command", [("prune", "--key-dim", 8), ("sweep", "--text", "nothing.txt")])
 def test_commands_that_reconstruct_name_their_own_flags(command, refusal, folders, text_file, tmp_path):
     words = (*command, folders["delta_net-plain"], "--out", tmp_path / "out", "--data", text_file, "--reconstruct")
-    limits = {
-        "samples": (1, "at least 2"), "steps": (-1, "at least 0"), "length": (1, "at least 2"),
-        "learning-rate": (2, "less than 1"),
-    }  # fmt: skip
+    limits = {"samples": (1, "at least 2"), "steps": (-1, "at least 0"), "length": (1, "at least 2")}
+    limits["learning-rate"] = (2, "less than 1")
     for name, (value, limit) in limits.items():
         line = refusal(*words, f"--reconstruct-{name}", value)
         assert line == f"--reconstruct-{name} must be {limit}, got {value}"
@@ -219,16 +234,7 @@ def test_commands_that_reconstruct_name_their_own_flags(command, refusal, folder
     assert not list(tmp_path.iterdir())
 
 
-SMALL_VOCABULARY = {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("delta_net-plain", SMALL_VOCABULARY, "the text has token .*, and the model embeddings of 60"),
-        ("delta_net-residuals", {}, "pass on more than hidden states, such as attention residuals"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
 def test_models_that_cannot_be_reconstructed_are_refused(name, changes, message, text_file, tmp_path):
     model, cut, out = tmp_path / "model", tmp_path / "cut", tmp_path / "out"
     tiny.save(tiny.build(tiny.VARIANTS[name], **changes), model)
@@ -240,19 +246,7 @@ def test_models_that_cannot_be_reconstructed_are_refused(name, changes, message,
     assert names(tmp_path) == ["cut", "model"]
 
 
-SPARE, MLP, MIXER = (f"model.layers.1.{part}.weight" for part in ("attn.spare", "mlp.down_proj", "attn.o_proj"))
-UNKNOWN = "does not load 1 of its tensors, such as model.layers.1.attn.spare"
-
-
-@pytest.mark.parametrize(
-    ("which", "name", "value", "message", "trained"),
-    [
-        ("model", MLP, float("nan"), "layer 1 of .*model gives NaN or infinite numbers", [0]),
-        ("model", SPARE, 0.0, f"has a tensor {SPARE}, which its config has no place for", []),
-        ("cut", MIXER, float("nan"), "layer 1 of the cut model gives NaN or infinite numbers", [0]),
-        ("cut", SPARE, 0.0, UNKNOWN, []),
-    ],
-)
+@pytest.mark.parametrize(("which", "name", "value", "message", "trained"), DAMAGED)
 def test_a_damaged_model_or_cut_is_refused_before_the_layer_is_trained(
     which, name, value, message, trained, cut, folders, text_file, tmp_path
 ):
@@ -279,21 +273,7 @@ def work(cut: Path | None, model: Path, out: Path, text_file: Path) -> None:
         slimstate.prune(model, out, key_dim=8, data=text_file, reconstruct=QUICK)
 
 
-COPY = "slimstate.checkpoints.safetensors_io.TensorFileWriter.copy"  # beside the training of the first layer
-KEPT = "no space left.*; 2 layers are kept in .*out.reconstruction; the same command continues there"
-
-
-@pytest.mark.parametrize(
-    ("layerwise", "place", "message", "left"),
-    [
-        (False, "os.posix_fallocate", r"no space left for .*out\.reconstruction", []),  # for the hidden states
-        (False, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
-        (True, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
-        (False, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
-        (True, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
-        (True, COPY, "no space left.*; 1 layer is kept in", ["out.reconstruction"]),
-    ],
-)
+@pytest.mark.parametrize(("layerwise", "place", "message", "left"), FULL_DISKS)
 def test_a_full_disk_is_one_line_and_finished_layers_are_kept(
     layerwise, place, message, left, cut, folders, text_file, tmp_path, monkeypatch
 ):

@@ -23,9 +23,8 @@ def problem(device):
 
 def train(steps, weight):
     order = torch.Generator().manual_seed(1)
-    losses = [
-        float(steps.take(torch.randperm(32, generator=order)[:8], 0.1 / number)) for number in range(1, STEPS + 1)
-    ]
+    rates = (0.1 / number for number in range(1, STEPS + 1))
+    losses = [float(steps.take(torch.randperm(32, generator=order)[:8], rate)) for rate in rates]
     return weight.detach().cpu(), losses
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import engine_models
 import pytest
 
 import tiny
+from launching import free_port
 from places import ROOT
 from slimstate.serving.verification.engine_call import convert_to_gguf
 
@@ -47,11 +47,9 @@ def place(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(model: str, *command: str) -> bool:
     """Start a server of a model on this machine, and return whether it completes a prompt."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     request = {"prompt": "a state", "max_tokens": 2, "model": model}
-    process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(port)])
+    process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", port])
     end = time.monotonic() + 400  # vLLM compiles for minutes
     try:
         while time.monotonic() < end and process.poll() is None:
@@ -89,9 +87,8 @@ def test_commands_of_a_guide_run(guide, engine, tmp_path, monkeypatch, succeed, 
             elif program.endswith("server"):
                 assert answers(words[words.index("--model") + 1], program, *words)
             elif words and Path(words[0]).name == CONVERTER:
-                with convert_to_gguf(
-                    Path(words[1]), Path(words[0]), "bfloat16"
-                ) as file:  # it stops at a tiny tokenizer
+                converter, model = map(Path, words[:2])
+                with convert_to_gguf(model, converter, "bfloat16") as file:  # it stops at a tiny tokenizer
                     shutil.copyfile(file, words[-1])
             else:
                 subprocess.run([program, *words], check=True, capture_output=True)

@@ -1,9 +1,7 @@
 """A distillation of the whole model after its reconstruction is used only where it helps on held-out windows."""
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +16,7 @@ from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 from slimstate.reports.plots.style import label_of
 from slimstate.system.errors import OutputError, PlanError
 from slimstate.training import distill, session, tokens
+from tiny import names
 
 NAME = "delta_net-plain"
 INTERRUPTED = Mock(side_effect=KeyboardInterrupt)
@@ -29,7 +28,7 @@ RECONSTRUCT = {"reconstruct": True, **{f"reconstruct_{name}": value for name, va
 def prune(folders, text_file):
     """Cut, reconstruct and distil, with a learning rate that helps in three steps."""
 
-    def run(out: Path, **changes):
+    def run(out, **changes):
         options = {"key_dim": 8, "data": text_file, "distill": 3, "progress": False, **RECONSTRUCT, **changes}
         return slimstate.prune(folders[NAME], out, **options)
 
@@ -47,12 +46,8 @@ def distilled(prune, tmp_path_factory):
     return out, record
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 @contextmanager
-def interruption(owner: object, name: str) -> Iterator[None]:
+def interruption(owner: object, name: str):
     """Expect the work in the block to reach this function, and interrupt it there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, INTERRUPTED)

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 import tiny
 from slimstate.data.corpus import Corpus
-from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError, OutputError
 from slimstate.training import teacher as teachers
 from slimstate.training.teacher import ABOUT, LiveTeacher, TeacherCache
@@ -20,10 +19,6 @@ NAME = "gated_deltanet-plain"
 LENGTH, TEMPERATURE, TOP_K = 24, 2.0, 9
 HALF = {"rtol": 1e-3, "atol": 1e-3}
 SECOND_FILE = "windows-00000004.safetensors"
-
-
-def runtime_of(model) -> Runtime:
-    return Runtime(model=model, tokenizer=None, device=torch.device("cpu"), dtype=torch.float32, kernels="")
 
 
 def log_probs(model, ids, temperature=1.0) -> torch.Tensor:
@@ -57,7 +52,7 @@ def cache(tmp_path) -> TeacherCache:
 def load() -> Mock:
     """Loads the teacher, and counts how often."""
     model = tiny.build(tiny.VARIANTS[NAME])
-    return Mock(return_value=runtime_of(model), model=model)
+    return Mock(return_value=tiny.runtime(model), model=model)
 
 
 def ids_of(corpus, places) -> torch.Tensor:
@@ -65,7 +60,6 @@ def ids_of(corpus, places) -> torch.Tensor:
 
 
 def files(cache) -> dict[str, int]:
-    """Return when each file of windows was written."""
     return {path.name: path.stat().st_mtime_ns for path in sorted(cache.folder.glob("windows-*"))}
 
 
@@ -83,7 +77,7 @@ def check_windows(cache, corpus, model, places) -> None:
 @pytest.mark.parametrize("name", sorted(tiny.VARIANTS))
 def test_a_model_in_memory_predicts_what_its_logits_say(name):
     model, ids = tiny.build(tiny.VARIANTS[name]), tiny.token_ids(2, 30)
-    taught = LiveTeacher(runtime=runtime_of(model)).distribution(ids, torch.arange(2))
+    taught = LiveTeacher(runtime=tiny.runtime(model)).distribution(ids, torch.arange(2))
     assert not taught.hidden.requires_grad  # the teacher does not learn
     assert not taught.head.requires_grad
     predicted = (taught.hidden @ taught.head.mT).log_softmax(-1)
@@ -197,6 +191,6 @@ def test_tokens_beyond_sixteen_bits_are_stored(cache, corpora):
     model = tiny.build(tiny.VARIANTS[NAME], vocab_size=2**16 + 40)
     with torch.no_grad():
         model.get_output_embeddings().weight[: 2**16] *= 0.1  # the last tokens are the most likely
-    cache.fill(corpora[6], lambda: runtime_of(model))
+    cache.fill(corpora[6], lambda: tiny.runtime(model))
     check_windows(cache, corpora[6], model, [0, 5])
     assert cache.distribution(ids_of(corpora[6], [0]), torch.tensor([0])).ids.long().max() >= 2**16
