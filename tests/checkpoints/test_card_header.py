@@ -14,6 +14,12 @@ ORIGINAL = (
     "---\nlicense: apache-2.0\nlicense_link: https://example.org/licence\nlanguage:\n- en\n- de\n"
     "tags: [chat, linear-attention]\nbase_model: someone/base\ndatasets: [someone/data]\n---\n# The original\n"
 )
+NO_HEADERS = [
+    "", "no header", "---\n- a list\n---\n", "---\n{broken\n---\n", "---\nlicense: [1, 2]\nlanguage: 3\n---\n",
+    "---\nlicense: {a: b}\ntags: {c: d}\nbase_model: /home/me/model\n---\n",
+    "---\ntags: [" + "x, " * 500 + "x]\n---\n",
+    "---\nlicense: !!python/object/apply:os.system [ls]\n---\n", '---\nlicense: "a\\0b"\n---\n',
+]  # fmt: skip
 
 
 def test_licence_language_tags_and_base_stay(tmp_path):
@@ -27,15 +33,7 @@ def test_licence_language_tags_and_base_stay(tmp_path):
     assert header_of(with_original(own, tmp_path))["base_model"] == "some/model"
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "", "no header", "---\n- a list\n---\n", "---\n{broken\n---\n", "---\nlicense: [1, 2]\nlanguage: 3\n---\n",
-        "---\nlicense: {a: b}\ntags: {c: d}\nbase_model: /home/me/model\n---\n",
-        "---\ntags: [" + "x, " * 500 + "x]\n---\n",
-        "---\nlicense: !!python/object/apply:os.system [ls]\n---\n", '---\nlicense: "a\\0b"\n---\n',
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("header", NO_HEADERS)
 def test_what_is_no_header_of_a_card_is_left_out(header, tmp_path):
     (tmp_path / "README.md").write_text(header)
     assert header_of(with_original(OURS, tmp_path)) == {"library_name": "transformers", "tags": ["slimstate"]}

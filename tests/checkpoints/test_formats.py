@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -102,7 +101,7 @@ def test_a_checkpoint_with_plain_linear_attention_is_cut_as_any_other(scheme, mo
     assert read_json(tmp_path / "cut" / "config.json")["quantization_config"] == config["quantization_config"]
 
 
-def damaged(folder: Path, changes: dict[str, Any], **settings: Any) -> None:
+def damaged(folder: Path, changes, **settings) -> None:
     """Replace tensors of the first layer by other ones, or remove them; and change the settings in the config."""
     tensors, start = load_file(folder / "model.safetensors"), "model.layers.0.linear_attn.in_proj_qkvz."
     for part, change in changes.items():

@@ -23,6 +23,18 @@ from slimstate.system.errors import MAX_LINE, ModelError
 
 NAME, GATED = tiny.PLAIN
 DRRQR = {"method": "drrqr", "samples": 2, "length": 64}
+NO_MAP = ({"weight_map": 5}, {"weight_map": {}})
+BAD_METADATA = ({"metadata": []}, {"metadata": {"total_parameters": "x"}})
+DEEP = ("[" * 100_000, '{"a":' * 3000 + "1" + "}" * 3000, '{"a": ' + "[" * 500 + "]" * 500 + "}")
+NOT_WRITTEN = "config.json (is not JSON|is nested|holds text|is not a JSON object)"
+ENTRY = {"key_dim": 8, "width": 16, "method": "l1", "correction": 1}
+CODE = {
+    "attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel@main:f",
+    "_attn_implementation_internal": {"": "owner/kernel"}, "experts_implementation": "owner/experts",
+    "configuration_files": ["config.5.0.0.json"], "transformers_weights": "other.safetensors",
+    "kernel_config": {"x": "owner/kernel"}, "dtype": "load", "num_hidden_layers": 10**7, "hidden_size": 10**30,
+    "norm_eps": float("inf"), "num_labels": 10**9, "slimstate": {"key_dim": 8},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -49,33 +61,25 @@ def refused(model: Path, words: str, **options: Any) -> None:
     assert before == {path: path.lstat().st_mtime_ns for path in model.parent.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    "name", ["../victim/other.safetensors", "{root}/victim/other.safetensors", "./{shard}", "", 5, None]
-)
+@pytest.mark.parametrize("name", ["../victim/x.safetensors", "{root}/victim/x.safetensors", "./{shard}", "", 5, None])
 def test_an_index_names_files_in_its_folder(name, model):
     victim = model.parent / "victim"
     victim.mkdir()
     index = json.loads((model / INDEX).read_text())
     shard = index["weight_map"]["lm_head.weight"]
-    shutil.copyfile(model / shard, victim / "other.safetensors")
+    shutil.copyfile(model / shard, victim / "x.safetensors")
     given = name.format(root=model.parent, shard=shard) if isinstance(name, str) else name
     change_json(model / INDEX, lambda data: data["weight_map"].update({"lm_head.weight": given}))
     refused(model, "not the name of a file in that folder")
 
 
-def test_an_index_says_where_tensors_are(model):
-    shards = sorted(set(json.loads((model / INDEX).read_text())["weight_map"].values()))
-    change_json(model / INDEX, lambda data: data["weight_map"].update({"lm_head.weight": shards[0]}))
-    refused(model, "does not hold lm_head.weight, as the index says")
+def change(name: str, **values: Any) -> Callable[[Path], None]:
+    return lambda model: change_json(model / name, lambda data: data.update(values))
 
 
-WRONG_TYPES = ({"weight_map": 5}, {"weight_map": {}}, {"metadata": []}, {"metadata": {"total_parameters": "x"}})
-
-
-@pytest.mark.parametrize("change", WRONG_TYPES)
-def test_an_index_of_wrong_types_is_refused(change, model):
-    change_json(model / INDEX, lambda data: data.update(change))
-    refused(model, "no weight_map" if "weight_map" in change else "invalid metadata")
+def misplace(model: Path) -> None:
+    shards = json.loads((model / INDEX).read_text())["weight_map"].values()
+    change_json(model / INDEX, lambda data: data["weight_map"].update({"lm_head.weight": min(shards)}))
 
 
 def pipe_in_place_of(path: Path) -> None:
@@ -92,11 +96,17 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to a folder": (lambda model: (model / "more").symlink_to(model.parent.parent), "leads out"),
     "a pipe": (lambda model: pipe_in_place_of(model / "vocab.txt"), "not a regular file"),
     "a pipe as config": (lambda model: pipe_in_place_of(model / "config.json"), "not a regular file"),
+    "an index of other shards": (misplace, "does not hold lm_head.weight, as the index says"),
+    "an entry of a cut": (change("config.json", slimstate=ENTRY), "its entry `slimstate` is invalid: correction"),
+    **{f"an index with {values}": (change(INDEX, **values), "no weight_map") for values in NO_MAP},
+    **{f"an index with {values}": (change(INDEX, **values), "invalid metadata") for values in BAD_METADATA},
+    **{f"a config of {text[:9]}": (lambda model, text=text: (model / "config.json").write_text(text), NOT_WRITTEN)
+       for text in (*DEEP, '{"\\ud800": 1}', "[]")},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SPOILED)
-def test_what_does_not_belong_beside_a_model_is_refused(kind, model):
+def test_what_does_not_belong_in_or_beside_a_model_is_refused(kind, model):
     spoil, words = SPOILED[kind]
     spoil(model)
     refused(model, words)
@@ -225,15 +235,6 @@ def test_a_snapshot_of_the_hub_is_cut_and_its_links_become_files(folders, tmp_pa
         Checkpoint.open(snapshot)
 
 
-CODE = {
-    "attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel@main:f",
-    "_attn_implementation_internal": {"": "owner/kernel"}, "experts_implementation": "owner/experts",
-    "configuration_files": ["config.5.0.0.json"], "transformers_weights": "other.safetensors",
-    "kernel_config": {"x": "owner/kernel"}, "dtype": "load", "num_hidden_layers": 10**7, "hidden_size": 10**30,
-    "norm_eps": float("inf"), "num_labels": 10**9, "slimstate": {"key_dim": 8},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(("name", "nested"), [*itertools.product(CODE, (False, True))][:-1])  # slimstate: not nested
 def test_a_config_asks_for_what_a_config_may_ask_for(name, nested, model):
     value = {"inner": {name: CODE[name]}} if nested else {name: CODE[name]}
@@ -243,25 +244,10 @@ def test_a_config_asks_for_what_a_config_may_ask_for(name, nested, model):
     assert time.monotonic() - started < 5
 
 
-def test_the_whole_entry_of_a_cut_is_checked(model):
-    entry = {"key_dim": 8, "width": 16, "method": "l1", "correction": 1}
-    change_json(model / "config.json", lambda data: data.update(slimstate=entry))
-    refused(model, "its entry `slimstate` is invalid: correction")
-
-
 def test_known_implementations_are_taken(model):
     known = {"_attn_implementation": "sdpa", "torch_dtype": "torch.float32"}
     change_json(model / "config.json", lambda data: data.update(known))
     assert Checkpoint.open(model).mixers
-
-
-DEEP = ("[" * 100_000, '{"a":' * 3000 + "1" + "}" * 3000, '{"a": ' + "[" * 500 + "]" * 500 + "}")
-
-
-@pytest.mark.parametrize("text", [*DEEP, '{"\\ud800": 1}', "[]"])
-def test_json_that_nobody_writes_is_refused(text, model):
-    (model / "config.json").write_text(text)
-    refused(model, "config.json (is not JSON|is nested|holds text|is not a JSON object)")
 
 
 def test_a_damaged_tokenizer_and_tokens_beyond_the_vocabulary_are_one_line(model, text_file):

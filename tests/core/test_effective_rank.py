@@ -32,7 +32,6 @@ def matrices(draw: st.DrawFn, batch: int = 3) -> torch.Tensor:
 
 
 def vectors(like: torch.Tensor, seed: int) -> torch.Tensor:
-    """One vector for each matrix's columns."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*like.shape[:-2], like.shape[-1], generator=generator, dtype=torch.float64)
 
@@ -89,9 +88,8 @@ def test_zero_and_rank_deficient_matrices():
 
 def test_the_condition_number_of_a_gram_matrix_is_that_of_the_matrix():
     x = torch.randn(5, 40, 6, dtype=torch.float64) * torch.logspace(0, -3, 6, dtype=torch.float64)
-    torch.testing.assert_close(
-        ranks.gram_condition_number(x.mT @ x), condition_number(singular_values(x)), rtol=1e-6, atol=0
-    )
+    expected = condition_number(singular_values(x))
+    torch.testing.assert_close(ranks.gram_condition_number(x.mT @ x), expected, rtol=1e-6, atol=0)
     assert float(ranks.gram_condition_number(torch.ones(3, 3))) == math.inf
 
 
@@ -107,9 +105,8 @@ def key_bound(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 @given(matrices(), st.integers(0, 2**31), st.integers(1, 6))
 def test_the_conditioning_of_the_keys_bounds_the_effective_rank(keys, seed, value_dim):
     """nu(V) / kappa^2(K) <= er(V'K), for keys of any rank."""
-    values = torch.randn(
-        *keys.shape[:-1], value_dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*keys.shape[:-1], value_dim, generator=generator, dtype=torch.float64)
     bound = key_bound(keys, values)
     assert bool((bound <= effective_rank(singular_values(values.mT @ keys)) * (1 + 1e-6)).all())
     assert bool((bound > 0).all())

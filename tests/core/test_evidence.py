@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,10 @@ from slimstate.system.errors import DataError
 
 MIXERS = FAMILIES["delta_net"].mixers({"hidden_size": 12, "num_heads": 2, "num_hidden_layers": 2})
 CALIBRATION = {"data": "text", "samples": 4, "length": 16, "seed": 0, "digest": "sha256:0"}
+ABOUT = {"model": "m", "tokens": 64, "calibration": CALIBRATION}
+OTHERS = ({"model": 5}, {"tokens": 65}, {"tokens": "64"}, {"calibration": {**CALIBRATION, "digest": None}})
+FILES = [(about, None) for about in ({}, [], {"model": "m", "tokens": 64}, *(ABOUT | other for other in OTHERS))]
+FILES += [(ABOUT, name) for name in ("x.key_gram", "0.other", "0", "-.key_gram")]
 
 
 def evidence(seed: int = 0, dead: int | None = None) -> Evidence:
@@ -22,19 +24,13 @@ def evidence(seed: int = 0, dead: int | None = None) -> Evidence:
     if dead is not None:
         drawn[:, :, dead] = 0
     ones = torch.cat([drawn / drawn.norm(dim=-1, keepdim=True), torch.ones(2, 64, 1)], -1)
-    return Evidence(
-        tokens=64,
-        query_gram=drawn.mT @ drawn,
-        key_gram=drawn.mT @ drawn,
-        query_moments=ones.mT @ ones,
-        key_moments=ones.mT @ ones,
-        input_square=torch.ones(12, dtype=torch.float64),
-        query_gradient=torch.ones(2, 6, 12),
-        key_gradient=torch.ones(2, 6, 12),
-    )
+    rows = {"gram": drawn, "moments": ones}
+    sums = {f"{role}_{name}": each.mT @ each for role in ("query", "key") for name, each in rows.items()}
+    sums |= {f"{role}_gradient": torch.ones(2, 6, 12) for role in ("query", "key")}
+    return Evidence(tokens=64, input_square=torch.ones(12, dtype=torch.float64), **sums)
 
 
-def whole(path: Path, **changes: Any) -> EvidenceFile:
+def whole(path, **changes) -> EvidenceFile:
     both = {0: evidence(0), 1: replace(evidence(1), **changes)}
     file = EvidenceFile(model="sha256:m", calibration=CALIBRATION, evidence=both)
     file.save(path)
@@ -56,7 +52,7 @@ def spoiled(value: float, at: tuple[int, ...] = (1, 2, 3)) -> torch.Tensor:
     return gram
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG = {
     "nan": ({"key_gram": spoiled(torch.nan)}, "key_gram of layer 1 has NaN"),
     "infinity": ({"query_gram": spoiled(torch.inf)}, "query_gram of layer 1 has NaN"),
     "huge": ({"key_gram": torch.eye(6).double().expand(2, 6, 6) * 1e308}, "or larger ones than 1e"),
@@ -85,21 +81,10 @@ def test_a_missing_layer_is_named(tmp_path):
         file.check_fits(tmp_path, MIXERS)
 
 
-ABOUT = {"model": "m", "tokens": 64, "calibration": CALIBRATION}
-OTHERS = ({"model": 5}, {"tokens": 65}, {"tokens": "64"}, {"calibration": {**CALIBRATION, "digest": None}})
-
-
-@pytest.mark.parametrize("about", [{}, [], {"model": "m", "tokens": 64}, *(ABOUT | other for other in OTHERS)])
-def test_a_file_that_does_not_say_what_it_is_of_is_refused(about, tmp_path):
+@pytest.mark.parametrize(("about", "name"), FILES)
+def test_a_file_of_something_unsaid_or_with_a_tensor_that_is_no_evidence_is_refused(about, name, tmp_path):
     whole(tmp_path / "e")
-    save_file(load_file(tmp_path / "e"), tmp_path / "e", {"slimstate_evidence": "1", "about": json.dumps(about)})
+    tensors = load_file(tmp_path / "e") if name is None else {name: torch.ones(1)}
+    save_file(tensors, tmp_path / "e", {"slimstate_evidence": "1", "about": json.dumps(about)})
     with pytest.raises(DataError, match=r"evidence file|is not a JSON object"):
-        EvidenceFile.open(tmp_path / "e")
-
-
-@pytest.mark.parametrize("name", ["x.key_gram", "0.other", "0", "-.key_gram"])
-def test_a_tensor_that_is_no_evidence_is_refused(name, tmp_path):
-    whole(tmp_path / "e")
-    save_file({name: torch.ones(1)}, tmp_path / "e", {"slimstate_evidence": "1", "about": json.dumps(ABOUT)})
-    with pytest.raises(DataError, match=r"not a slimstate evidence file"):
         EvidenceFile.open(tmp_path / "e")

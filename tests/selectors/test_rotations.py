@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,9 +34,15 @@ pytestmark = pytest.mark.slow
 ROTATIONS = sorted(name for name, selector in METHODS.items() if selector.rotates)
 RELEASED = ("pca-released", "pca-released-adversarial")
 BENT = {"method": "random-rotation", "key_dim": 8}
-STRAIGHT = tiny.Variant(
-    "delta_net-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity", "use_short_conv": False}
-)
+STRAIGHT = {"expand_k": 0.75, "qk_activation": "identity", "use_short_conv": False}
+NAMES = [*tiny.PLAIN, "delta_net-elu", "delta_net-relu", "gated_deltanet-grouped-values", "delta_net-hybrid"]
+NOT_ORTHOGONAL = [
+    torch.ones(1, 2, 4),
+    2 * torch.eye(4)[None, :2],
+    torch.zeros(1, 1, 4),
+    torch.eye(4),
+    torch.eye(4).double()[None],
+]
 
 
 def directions(heads: int, keep: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -45,15 +50,13 @@ def directions(heads: int, keep: int, width: int, seed: int = 0) -> torch.Tensor
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory):
     """A model with neither a convolution nor an activation between its projections and its states."""
-    return tiny.save(tiny.build(STRAIGHT), tmp_path_factory.mktemp("straight") / "model")
+    variant = tiny.Variant("delta_net-straight", "delta_net", STRAIGHT)
+    return tiny.save(tiny.build(variant), tmp_path_factory.mktemp("straight") / "model")
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [torch.ones(1, 2, 4), 2 * torch.eye(4)[None, :2], torch.zeros(1, 1, 4), torch.eye(4), torch.eye(4).double()[None]],
-)
+@pytest.mark.parametrize("rows", NOT_ORTHOGONAL)
 def test_a_basis_that_is_not_semi_orthogonal_is_refused(rows):
     with pytest.raises(ValueError, match="basis"):
         Basis(rows=rows)
@@ -93,9 +96,6 @@ def test_in_a_straight_mixer_a_cut_projects_queries_and_keys(method, straight, t
         expected = logits(runtime.model)
     torch.testing.assert_close(logits(load(tmp_path / "cut", device="cpu").model), expected, rtol=1e-4, atol=1e-4)
     assert (logits(runtime.model) - expected).abs().max() > 1e-2
-
-
-NAMES = [*tiny.PLAIN, "delta_net-elu", "delta_net-relu", "gated_deltanet-grouped-values", "delta_net-hybrid"]
 
 
 @pytest.fixture(scope="module")
