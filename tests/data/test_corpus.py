@@ -18,6 +18,15 @@ from slimstate.system.errors import DataError
 
 TOKENIZER = tiny.tokenizer()
 LENGTH = 5
+sizes = st.integers(1, 130).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, min(count - 1, 64))))
+DAMAGES = [
+    (lambda folder: (folder / TOKENS).write_bytes((folder / TOKENS).read_bytes()[:-4]), "is not complete"),
+    *[(lambda folder, name=name: (folder / name).unlink(), "holds no training tokens") for name in (TOKENS, ABOUT)],
+    *[
+        (lambda folder, text=text: (folder / ABOUT).write_text(text), "holds no training tokens")
+        for text in ('{"source": "a te', "[1, 2]", '{"length": 64}')
+    ],
+]
 
 
 class RecordingTokenizer:
@@ -47,7 +56,6 @@ def numbered(tmp_path_factory):
 
 @pytest.fixture
 def documents(tmp_path):
-    """A text of many small documents."""
     path = tmp_path / "documents.jsonl"
     lines = [json.dumps({"text": tiny.text(150 + 10 * number, number)}) for number in range(40)]
     path.write_text("\n".join(lines))
@@ -62,9 +70,6 @@ def places_of(schedule: Schedule, samples: range) -> list[int]:
         assert sample["input_ids"].tolist() == [int(sample["place"])] * LENGTH
         places.append(int(sample["place"]))
     return places
-
-
-sizes = st.integers(1, 130).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, min(count - 1, 64))))
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,10 +125,8 @@ def test_a_corpus_is_the_first_windows_of_the_text(text_file, tmp_path):
     expected = torch.stack(list(windows(TOKENIZER, str(text_file), 64, max_windows=33)))
     assert torch.equal(torch.from_numpy(corpus.tokens.copy()), expected)
     assert corpus == Corpus.open(tmp_path)
-    assert corpus.describe() == {
-        "data": str(text_file), "documents": "file", "length": 64, "windows": 33, "held_out": 3,
-        "digest": corpus.digest,
-    }  # fmt: skip
+    about = {"data": str(text_file), "documents": "file", "length": 64, "windows": 33, "held_out": 3}
+    assert corpus.describe() == {**about, "digest": corpus.digest}
 
 
 def test_a_shorter_text_gives_fewer_windows_all_full(text_file, tmp_path):
@@ -160,17 +163,7 @@ def test_too_little_text_is_counted(held_out, tmp_path):
     assert corpus.count == held_out + 1
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / TOKENS).write_bytes((folder / TOKENS).read_bytes()[:-4]), "is not complete"),
-        *[(lambda folder, name=name: (folder / name).unlink(), "holds no training tokens") for name in (TOKENS, ABOUT)],
-        *[
-            (lambda folder, text=text: (folder / ABOUT).write_text(text), "holds no training tokens")
-            for text in ('{"source": "a te', "[1, 2]", '{"length": 64}')
-        ],
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_damaged_tokens_are_refused(damage, message, text_file, tmp_path):
     Corpus.collect(TOKENIZER, str(text_file), 64, 5, 1, tmp_path)
     Corpus.open(tmp_path)

@@ -36,6 +36,23 @@ WIKI = " = Valkyria = \n\n Senjō no Valkyria is a game .\n It was made by Sega 
 COMPRESSIONS = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
 every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
 every_table = pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+LINES = st.lists(st.text(st.sampled_from("ab =.\té "), max_size=9), min_size=1, max_size=30)
+DIVISIONS = [("lines", ["a b\n", "c\n", "d\n"]), ("blank", ["a b\nc\n", "d\n"]), ("file", ["\na b\nc\n \n\nd\n"])]
+REQUESTS = [
+    ("owner/set", ("owner/set", None, "train")),
+    ("owner/set:small", ("owner/set", "small", "train")),
+    ("owner/set:small:test", ("owner/set", "small", "test")),
+    ("owner/set::test", ("owner/set", None, "test")),
+]
+DIGESTS = [
+    ("x.txt", "3e72d826f73772f8c6392ffbded5428fc2d3619311d8115cbcaeb9b19118de81",
+     "5638a5d7bd3aa6ddf5efdd2772ece0a23824328d0066a1608cdba3bad6423cee"),
+    ("x.jsonl", "a977234e6a9e5a282bff4ffa919c98392276e485d95a37df5f06fab1cb556572",
+     "442fe7f9887e5f56f714bcfe6a58cfba7e667bacb96dd3855fcd9d5a9da5987c"),
+    ("x.parquet", "a977234e6a9e5a282bff4ffa919c98392276e485d95a37df5f06fab1cb556572",
+     "442fe7f9887e5f56f714bcfe6a58cfba7e667bacb96dd3855fcd9d5a9da5987c"),
+]  # fmt: skip
+TEMPLATES = [("<|end|> $A", 1, 0), ("<|end|> $A <|end|>", 1, 1), ("$A", 0, 0)]
 
 
 def flatten(stream) -> list[int]:
@@ -116,9 +133,6 @@ def test_wikitext_as_rows_and_as_one_file_gives_the_same_tokens(rows, documents,
     assert reading.documents == "file"
 
 
-LINES = st.lists(st.text(st.sampled_from("ab =.\té "), max_size=9), min_size=1, max_size=30)
-
-
 @settings(max_examples=60, deadline=None)
 @given(lines=LINES, piece=st.integers(1, 40), ended=st.booleans())
 def test_pieces_of_rows_end_where_those_of_the_file_end(lines, piece, ended, tmp_path_factory):
@@ -150,10 +164,7 @@ def test_pieces_do_not_depend_on_the_size_of_blocks(text, size):
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-@pytest.mark.parametrize(
-    ("documents", "expected"),
-    [("lines", ["a b\n", "c\n", "d\n"]), ("blank", ["a b\nc\n", "d\n"]), ("file", ["\na b\nc\n \n\nd\n"])],
-)
+@pytest.mark.parametrize(("documents", "expected"), DIVISIONS)
 def test_text_is_divided_into_documents_as_requested(documents, expected, kind, tmp_path):
     """Blank lines belong to no document unless everything is one."""
     content = "\na b\nc\n \n\nd\n" if kind == "txt" else ["\na b\nc", " \n", "", "d"]
@@ -192,15 +203,7 @@ def test_a_folder_is_its_files_in_order_each_divided_by_itself(tmp_path):
     assert reading.documents == "rows, file"
 
 
-@pytest.mark.parametrize(
-    ("name", "request_"),
-    [
-        ("owner/set", ("owner/set", None, "train")),
-        ("owner/set:small", ("owner/set", "small", "train")),
-        ("owner/set:small:test", ("owner/set", "small", "test")),
-        ("owner/set::test", ("owner/set", None, "test")),
-    ],
-)
+@pytest.mark.parametrize(("name", "request_"), REQUESTS)
 def test_a_dataset_has_a_config_and_a_split_and_its_lines_are_one_text(name, request_, monkeypatch):
     import datasets
 
@@ -244,17 +247,7 @@ def test_windows_and_corpora_record_how_documents_were_divided(tmp_path):
         DocumentOptions(documents="pages")
 
 
-@pytest.mark.parametrize(
-    ("name", "drawn", "all_windows"),
-    [
-        ("x.txt", "3e72d826f73772f8c6392ffbded5428fc2d3619311d8115cbcaeb9b19118de81",
-         "5638a5d7bd3aa6ddf5efdd2772ece0a23824328d0066a1608cdba3bad6423cee"),
-        ("x.jsonl", "a977234e6a9e5a282bff4ffa919c98392276e485d95a37df5f06fab1cb556572",
-         "442fe7f9887e5f56f714bcfe6a58cfba7e667bacb96dd3855fcd9d5a9da5987c"),
-        ("x.parquet", "a977234e6a9e5a282bff4ffa919c98392276e485d95a37df5f06fab1cb556572",
-         "442fe7f9887e5f56f714bcfe6a58cfba7e667bacb96dd3855fcd9d5a9da5987c"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "drawn", "all_windows"), DIGESTS)
 def test_the_tokens_of_a_text_stay_the_same_from_version_to_version(name, drawn, all_windows, tmp_path):
     """Published plans and evidence name the digests of their tokens."""
     rows = [tiny.text(3000, seed) for seed in range(4)]
@@ -281,9 +274,7 @@ def test_evaluation_uses_full_windows_of_the_first_tokens(text_file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("template", "before", "after"), [("<|end|> $A", 1, 0), ("<|end|> $A <|end|>", 1, 1), ("$A", 0, 0)]
-)
+@pytest.mark.parametrize(("template", "before", "after"), TEMPLATES)
 def test_special_tokens_may_be_those_of_the_tokenizer(template, before, after):
     """Once for a document, although a long one is tokenised in pieces."""
     tokenizer, texts = tiny.tokenizer(), Texts(["one", "two\n" * (PIECE // 3)])

@@ -17,6 +17,7 @@ from slimstate.system.errors import DataError
 
 TEXT = "a line of text\n" * 1000
 FIRST = json.dumps({"text": "x"})
+PACKED = [("x.txt.xz", lzma.compress), ("x.txt.gz", gzip.compress), ("x.jsonl.xz", lzma.compress)]
 
 
 def read(path, documents=None) -> list[str]:
@@ -91,9 +92,7 @@ def test_a_parquet_file_that_expands_too_far_is_refused(tmp_path):
         read(tmp_path / "bomb.parquet", "rows")
 
 
-@pytest.mark.parametrize(
-    ("name", "pack"), [("x.txt.xz", lzma.compress), ("x.txt.gz", gzip.compress), ("x.jsonl.xz", lzma.compress)]
-)
+@pytest.mark.parametrize(("name", "pack"), PACKED)
 def test_a_compressed_file_that_expands_too_far_is_refused(name, pack, tmp_path):
     (tmp_path / name).write_bytes(pack(b"\n" * 2**23))
     with pytest.raises(DataError, match=r"expands to more than 200 times its size"):

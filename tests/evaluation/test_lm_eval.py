@@ -14,7 +14,6 @@ import pyarrow.parquet
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 import tiny
 from launching import Program
@@ -94,10 +93,31 @@ DOCUMENTS: dict[str, list[dict[str, Any]]] = {
     "recall_swde": KEYED,
     "recall_triviaqa": LISTED,
 }
+SHAPES = {
+    "recall_fda": lambda body, answer: {"text": f"{body}\nmaker:", "key": "maker", "value": answer},
+    "recall_swde": lambda body, answer: {"text": f"{body} {prompts.SUMMARY} maker:", "key": "maker", "value": answer},
+    "recall_squad": lambda body, answer: {"text": f"{body}. Maker:", "value": answer},
+    "recall_nq": lambda body, answer: {"context": body, "question": "Maker:", "answers": [answer, "n0500"]},
+    "recall_drop": lambda body, answer: {"context": body, "question": "Maker:", "answers": [answer]},
+    "recall_triviaqa": lambda body, answer: {"context": f"[DOC]{body}", "question": "Maker:", "answers": [answer]},
+}
+PROMPTS = [
+    (prompts.fda, {"text": "A pump.\nMaker: Acme\nmaker:", "key": "maker"}, "A pump.\nMaker: Acme. Maker:"),
+    (prompts.swde, {"text": "Film. \nSummary of information above... year:", "key": "year"}, "Film. Year:"),
+    (prompts.swde, {"text": "Film of 1999 year:", "key": "year"}, "Film of 1999. Year:"),
+    (prompts.squad, {"text": " Ada made the engine. It was made by "}, "Ada made the engine. It was made by"),
+    (prompts.question, {"context": "Ada did. WHO DID? ", "question": "Who did?"}, "Ada did. Who did?"),
+    (prompts.triviaqa, {"context": "[DOC] [TLE] Ada [PAR] did", "question": "Who?"}, "Ada  did. Who?"),
+]
+UNKNOWN_TASKS = [
+    ("arc_easi", "unknown task 'arc_easi' (groups of tasks are not supported); nearest: arc_easy"),
+    ("piqa,papre", "nearest: paper"),
+    ("qqqqqqqqqqqqqqqq", "`lm_eval ls subtasks` lists them"),
+    (" , ", "no task is named"),
+]
 
 
 def run_tasks(runtime: Runtime, tasks: Sequence[str], data: Path | None = None, **options: Any) -> LmEval:
-    """Run tasks with local data."""
     reporter = options.pop("reporter", SILENT)
     return lm_eval.run_tasks(runtime, TaskOptions(tasks=tasks, task_data=data, **options), reporter=reporter)
 
@@ -194,7 +214,7 @@ def test_a_long_document_is_truncated_around_the_answer_or_to_its_beginning(run)
         assert record.tasks[name].metrics == {"contains": 0.5}
 
 
-def merging() -> PreTrainedTokenizerFast:
+def merging():
     """One token for " one" but three for "one", three for a Chinese character, and a special one in front of all."""
     tokenizer = tiny.tokenizer(("Ġ", "o"), ("Ġo", "n"), ("Ġon", "e"), ("Ġ", "n"), ("0", "1"), ("5", "0"))
     first = [("<|end|>", tokenizer.bos_token_id)]
@@ -210,16 +230,6 @@ def recall_task(name: str, path: Path, **metadata: Any) -> Any:
     options = {"data_files": {"validation": str(path)}, "cache_dir": str(path.parent / "cache")}
     member = {"task": name, "dataset_path": "json", "dataset_kwargs": options}
     return manager.load([{"group": "local", "task": [member]}])["tasks"][name]
-
-
-SHAPES = {
-    "recall_fda": lambda body, answer: {"text": f"{body}\nmaker:", "key": "maker", "value": answer},
-    "recall_swde": lambda body, answer: {"text": f"{body} {prompts.SUMMARY} maker:", "key": "maker", "value": answer},
-    "recall_squad": lambda body, answer: {"text": f"{body}. Maker:", "value": answer},
-    "recall_nq": lambda body, answer: {"context": body, "question": "Maker:", "answers": [answer, "n0500"]},
-    "recall_drop": lambda body, answer: {"context": body, "question": "Maker:", "answers": [answer]},
-    "recall_triviaqa": lambda body, answer: {"context": f"[DOC]{body}", "question": "Maker:", "answers": [answer]},
-}
 
 
 @pytest.mark.parametrize("tokenizer", [tiny.tokenizer, merging])
@@ -272,15 +282,9 @@ def test_prompts_of_the_harness_have_half_of_their_window_before_the_answer(tmp_
     ]
     options = {"tokenizer": tiny.tokenizer(), "prompts": "harness"}
     task = recall_task("recall_fda", write(tmp_path / "rows.jsonl", rows), **options)
-    assert (
-        [task.doc_to_text(row) for row in rows]
-        == [
-            *(f"{row['text'][1800 - 999 : 1800 + 999]}. Maker:" for row in rows[:1]),
-            f"{rows[1]['text'][1501 - 999 :]}. Maker:",  # although the document would fit
-            *(f"{row['text'][1800 - 999 : 1800 + 999]}. Maker:" for row in rows[2:4]),
-            f"{NUMBERS[-999:]}. Maker:",
-        ]
-    )
+    around = [row["text"][1800 - 999 : 1800 + 999] for row in rows]
+    around[1], around[4] = rows[1]["text"][1501 - 999 :], NUMBERS[-999:]  # although the second document would fit
+    assert [task.doc_to_text(row) for row in rows] == [f"{text}. Maker:" for text in around]
 
 
 def test_no_window_exceeds_its_limit_wherever_its_edges_fall():
@@ -434,22 +438,11 @@ def test_parquet_and_a_folder_of_splits_are_the_same_documents(runtime, record, 
     for name in ("piqa", "arc_easy"):
         assert tasks[name].metrics == record.tasks[name].metrics
     (source,) = task_sources.find_sources(TaskOptions(tasks=("arc_easy",), task_data=tmp_path))
-    assert {split: path.name for split, path in source.files.items()} == {
-        "test": "test.jsonl", "train": "train.jsonl", "validation": "test.jsonl",
-    }  # fmt: skip
+    expected = {"test": "test.jsonl", "train": "train.jsonl", "validation": "test.jsonl"}
+    assert {split: path.name for split, path in source.files.items()} == expected
 
 
-@pytest.mark.parametrize(
-    ("prompt", "document", "expected"),
-    [
-        (prompts.fda, {"text": "A pump.\nMaker: Acme\nmaker:", "key": "maker"}, "A pump.\nMaker: Acme. Maker:"),
-        (prompts.swde, {"text": "Film. \nSummary of information above... year:", "key": "year"}, "Film. Year:"),
-        (prompts.swde, {"text": "Film of 1999 year:", "key": "year"}, "Film of 1999. Year:"),
-        (prompts.squad, {"text": " Ada made the engine. It was made by "}, "Ada made the engine. It was made by"),
-        (prompts.question, {"context": "Ada did. WHO DID? ", "question": "Who did?"}, "Ada did. Who did?"),
-        (prompts.triviaqa, {"context": "[DOC] [TLE] Ada [PAR] did", "question": "Who?"}, "Ada  did. Who?"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "document", "expected"), PROMPTS)
 def test_the_question_comes_last_and_once(prompt, document, expected):
     assert "".join(prompt(document)) == expected
 
@@ -466,15 +459,7 @@ def test_names_are_suites_tasks_and_lists_of_both():
     assert resolve_tasks("boolq") == ("boolq",)
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ("arc_easi", "unknown task 'arc_easi' (groups of tasks are not supported); nearest: arc_easy"),
-        ("piqa,papre", "nearest: paper"),
-        ("qqqqqqqqqqqqqqqq", "`lm_eval ls subtasks` lists them"),
-        (" , ", "no task is named"),
-    ],
-)
+@pytest.mark.parametrize(("names", "message"), UNKNOWN_TASKS)
 def test_an_unknown_task_is_refused_with_the_nearest_names(names, message):
     with pytest.raises(DataError) as error:
         resolve_tasks(names)
@@ -545,11 +530,10 @@ metric_list: [{{metric: acc}}]
 """
     (folder := tmp_path / "tasks").mkdir()
     (path := folder / "mine.yaml").write_text(text)
-    results = {
-        name: lm_eval.run_tasks(runtime, TaskOptions(tasks=(name,), include_path=place)).tasks["mine"]
+    first, second = (
+        lm_eval.run_tasks(runtime, TaskOptions(tasks=(name,), include_path=place)).tasks["mine"]
         for name, place in ((str(path), None), ("mine", folder))
-    }
-    first, second = results.values()
+    )
     assert first == second
     assert (first.samples, first.data.digest[:7]) == (6, "sha256:")
     right = 0

@@ -5,9 +5,9 @@ import json
 import math
 import re
 import shlex
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,7 +31,6 @@ from slimstate.system.errors import DataError, PlanError
 from slimstate.workflows.sweep import command_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
-
 NAME = tiny.PLAIN[0]
 WINDOWS = {"text_length": 96, "max_tokens": 384}
 SHORT = {"text_length": 96, "max_tokens": 192}
@@ -45,7 +44,6 @@ def calibration(path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def sweep(folders, text_file):
-    """Sweep a tiny model on the text of the tests."""
 
     def call(out: Path, name: str = NAME, **options) -> SweepRecord:
         return slimstate.sweep(folders[name], out, progress=False, **{"text": text_file, **options})
@@ -106,20 +104,16 @@ def test_a_row_agrees_with_the_cut_model(name, method, measured, folders, text_f
 
 
 def test_a_sweep_calibrates_once_and_loads_once(sweep, text_file, tmp_path, monkeypatch):
-    calls = Counter()
-    for place, function in {
+    functions = {
         "slimstate.pruning.evidence.calibrate": slimstate.pruning.calibration.calibrate,
         "slimstate.workflows.sweep.load": load,
         "slimstate.evaluation.sweep.window_nats": steps.window_nats,
-    }.items():
-
-        def count(*args, function=function, **kwargs):
-            calls[function.__name__] += 1
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(place, count)
+    }
+    calls = {place: Mock(wraps=function) for place, function in functions.items()}
+    for place, call in calls.items():
+        monkeypatch.setattr(place, call)
     record = sweep(tmp_path / "out", compressions=COMPRESSIONS, **calibration(text_file), **WINDOWS)
-    assert calls == {"calibrate": 1, "load": 1, "window_nats": len(record.rows) + 1}
+    assert [call.call_count for call in calls.values()] == [1, 1, len(record.rows) + 1]
     evidence = EvidenceFile.open(tmp_path / "out" / "evidence.safetensors")
     assert evidence.missing(frozenset({"gram", "input", "gradient"})) == frozenset()
 
@@ -428,9 +422,8 @@ def test_data_types_are_swept_alone_and_with_every_cut(sweep, folders, text_file
     both = sweep(tmp_path / "out", model, state_dtypes=["float32", "bf16"], **options)
     assert len(calls) == 2
     width = both.width
-    assert [row.key for row in both.rows] == [
-        ("uncut", "kq", str(width), "bfloat16"), ("l1", "kq", "8", "float32"), ("l1", "kq", "8", "bfloat16"),
-    ]  # fmt: skip
+    keys = [("uncut", "kq", str(width), "bfloat16"), ("l1", "kq", "8", "float32"), ("l1", "kq", "8", "bfloat16")]
+    assert [row.key for row in both.rows] == keys
     assert both.rows[1] == alone.rows[0]
     assert [both.uncut.state_bytes // row.state_bytes for row in both.rows] == [2, width // 8, 2 * width // 8]
     assert "--state-dtypes float32,bfloat16" in both.command

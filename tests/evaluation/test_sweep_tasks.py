@@ -12,7 +12,6 @@ from slimstate.system.errors import DataError
 
 pytest.importorskip("lm_eval")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
-
 MODEL, TEXT = ROOT / "demo" / "model", ROOT / "demo" / "evaluation.txt"
 
 

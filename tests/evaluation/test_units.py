@@ -16,14 +16,7 @@ from slimstate.evaluation.associative_recall import recall_change
 from slimstate.evaluation.measure import compare
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
-from slimstate.records.evaluation import (
-    AssociativeRecall,
-    EvaluationRecord,
-    MeasurePair,
-    RecallPoint,
-    Result,
-    SweepRecord,
-)
+from slimstate.records.evaluation import AssociativeRecall, EvaluationRecord, MeasurePair, RecallPoint, Result
 from slimstate.records.numbers import signed
 from slimstate.records.schema import MAX_NUMBER
 
@@ -84,14 +77,8 @@ def test_errors_of_word_perplexity_are_those_of_repeated_draws_of_pages():
 
 
 def test_one_page_or_other_pages_have_no_error():
-    scores = {
-        "name": "a",
-        "model": "a",
-        "perplexity": 9.0,
-        "word_perplexity": 50.0,
-        "nats_error": 0.1,
-        "window_nats": (3.0, 4.0),
-    }
+    scores = {"name": "a", "model": "a", "perplexity": 9.0, "word_perplexity": 50.0}
+    scores |= {"nats_error": 0.1, "window_nats": (3.0, 4.0)}
     one = Result(**scores, page_nats=(40.0,), page_words=(10,))
     assert [measure.error is None for measure in one.measures()] == [False, True]
     several = Result(**scores, page_nats=(40.0, 38.0), page_words=(10, 10))
@@ -110,16 +97,11 @@ def test_errors_of_shares_are_those_of_repeated_draws():
     """Of bits per byte on the same windows, and of two accuracies on their own questions."""
 
     def result(bits: torch.Tensor, right: torch.Tensor) -> Result:
-        recall = AssociativeRecall(
-            points=POINTS, mean=float(right.mean()), stderr=float(right.std() / 20), candidates=8
-        )
-        nats = bits.tolist()
+        error, nats = float(right.std() / 20), bits.tolist()
+        recall = AssociativeRecall(points=POINTS, mean=float(right.mean()), stderr=error, candidates=8)
         mean = statistics.fmean(nats)
-        error = standard_error(nats)
-        return Result(
-            name="a", model="a", bits_per_byte=mean / 2, nats_per_token=mean, nats_error=error,
-            window_nats=tuple(nats), associative_recall=recall,
-        )  # fmt: skip
+        loss = {"nats_per_token": mean, "nats_error": standard_error(nats), "window_nats": tuple(nats)}
+        return Result(name="a", model="a", bits_per_byte=mean / 2, associative_recall=recall, **loss)
 
     random = torch.Generator().manual_seed(0)
     pairs = []
@@ -184,11 +166,9 @@ def test_a_difference_within_two_errors_of_the_same_windows_is_none(shift, is_sa
     def result(nats):
         mean = math.fsum(nats) / len(nats)
         scores = {"perplexity": math.exp(mean), "word_perplexity": math.exp(3 * mean), "bits_per_byte": mean / 2}
-        error = standard_error(nats)
+        loss = {"nats_per_token": mean, "nats_error": standard_error(nats), "window_nats": tuple(nats)}
         pages = {"page_nats": tuple(30 * each for each in nats), "page_words": (10,) * len(nats)}
-        return Result(
-            name="a", model="a", nats_per_token=mean, nats_error=error, window_nats=tuple(nats), **scores, **pages
-        )
+        return Result(name="a", model="a", **loss, **scores, **pages)
 
     model, baseline = result((3 + noise[0] + shift).tolist()), result((3 + noise[1]).tolist())
     moved = result([nats + 1e-6 for nats in model.window_nats])
@@ -222,10 +202,10 @@ def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_fil
         "--text-length", 64, "--max-tokens", 512, "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 0
-    (row,) = SweepRecord.read(tmp_path / "out" / "sweep.json").rows
-    assert (row.key_dim, row.compression) == (13, 1 - 13 / 24)
-    assert f"{row.bits_per_byte:.4f}" in out
-    assert all(f"{row.perplexity:.2f}" in text for text in (out, err))
+    (row,) = json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]
+    assert (row["key_dim"], row["compression"]) == (13, 1 - 13 / 24)
+    assert f"{row['bits_per_byte']:.4f}" in out
+    assert all(f"{row['perplexity']:.2f}" in text for text in (out, err))
     size = "measured on 512 tokens, 512 bytes"
     assert all(words in out for words in ("per token", size, "--key-dim 13", "--keep-norm-eps"))
 
@@ -245,9 +225,8 @@ def test_documents_reach_the_text_and_the_record(folders, tmp_path, succeed, ref
         record = json.loads(succeed("eval", folders[NAME], *options))
         assert record["documents"] == record["config"].get("documents") == documents
         tokens[documents] = record["tokens"]
-        slimstate.prune(
-            folders[NAME], tmp_path / documents, key_dim=16, data=text, documents=documents, samples=4, length=64
-        )
+        windows = {"data": text, "documents": documents, "samples": 4, "length": 64}
+        slimstate.prune(folders[NAME], tmp_path / documents, key_dim=16, **windows)
         calibration = json.loads((tmp_path / documents / PLAN).read_text())["calibration"]
         assert (calibration.get("documents") or "file") == documents  # in a plan only where it is not the usual
     assert tokens["lines"] - tokens["file"] == pytest.approx(200, abs=64)

@@ -29,6 +29,10 @@ from slimstate.system.json_files import plain, write_json
 EXAMPLES = TESTS / "records" / "examples"
 TRAININGS = {"recovery": RecoveryRecord, "training": TrainingRecord}
 BENCHMARKS = {"mixer": MixerRecord, "model": ModelRecord, "decode": DecodeRecord, "calibrate": CalibrationRecord}
+CLEAR, ONE = ({name: tuple(values) for name, values in windows.items()} for windows in (
+    {"before": (4.4, 4.6), "after": (4.11, 4.29), "uncut": (3.95, 4.05)},
+    {"before": (4.5,), "after": (4.2,), "uncut": (4.0,)},
+))  # fmt: skip
 
 
 def test_numbers_are_readable():
@@ -36,12 +40,6 @@ def test_numbers_are_readable():
     assert [brief(x) for x in (None, 5.44, 103.2, 65580.0, 2.1e6, 3e15)] == ["∞", "5.4", "103", "66k", "2M", "3e15"]
     assert [fixed(x, 1) for x in (None, -1.3, -0.01, 1234.5)] == ["–", "−1.3", "0.0", "1,234.5"]
     assert [mebibytes(x) for x in (2**17, 2**20, 3 * 2**30)] == ["0.125", "1.00", "3,072.00"]
-
-
-CLEAR, ONE = ({name: tuple(values) for name, values in windows.items()} for windows in (
-    {"before": (4.4, 4.6), "after": (4.11, 4.29), "uncut": (3.95, 4.05)},
-    {"before": (4.5,), "after": (4.2,), "uncut": (4.0,)},
-))  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "share"), [
@@ -70,9 +68,8 @@ def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
     record = {"kind": "sweep", "rows": [{"a": math.inf, "b": torch.tensor([1.5, math.nan])}], "n": 3, "x": None}
     write_json(tmp_path / "deep" / "r.json", record)
     text = (tmp_path / "deep" / "r.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {
-        "kind": "sweep", "rows": [{"a": None, "b": [1.5, None]}], "n": 3, "x": None,
-    }  # fmt: skip
+    found = {"kind": "sweep", "rows": [{"a": None, "b": [1.5, None]}], "n": 3, "x": None}
+    assert json.loads(text, parse_constant=pytest.fail) == found
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
     assert plain([0.123456, 123456.0, True, "x"], 3) == [0.123, 123000.0, True, "x"]
     (tmp_path / "file").write_text("")
@@ -83,9 +80,8 @@ def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
 def test_a_config_becomes_a_command_line():
     options = {"text": "a file.txt", "limit": None, "recall": True, "force": False, "scores": ("kq", "k"), "seed": 0}
     config = run_config("eval", {"model": Path("my model")}, options)
-    assert config == {
-        "command": "eval", "model": "my model", "text": "a file.txt", "recall": True, "scores": ["kq", "k"], "seed": 0,
-    }  # fmt: skip
+    values = {"text": "a file.txt", "recall": True, "scores": ["kq", "k"], "seed": 0}
+    assert config == {"command": "eval", "model": "my model", **values}
     line = "slimstate eval 'my model' --text 'a file.txt' --recall --scores kq,k --seed 0"
     assert command_line(config) == Origin(config=config).command == line
     assert command_line({"command": "analyze", "out": "x", "models": ["a", "b"]}) == "slimstate analyze a b --out x"

@@ -18,10 +18,8 @@ from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.system.errors import MAX_LINE, PlanError
 
 EXAMPLES = TESTS / "records" / "examples"
-TYPES = {
-    kind.KIND: kind
-    for kind in (SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, RecoveryRecord, TrainingRecord, Plan)
-}
+KINDS = (SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, RecoveryRecord, TrainingRecord, Plan)
+TYPES = {kind.KIND: kind for kind in KINDS}
 
 
 def example(kind: str) -> dict[str, Any]:

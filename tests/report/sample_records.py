@@ -14,7 +14,6 @@ FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.json"))
 
 
 def all_records() -> dict[str, Record]:
-    """Return all sample records by file name."""
     return {file: sample(file) for file in FILES}
 
 
@@ -34,7 +33,6 @@ def large_trace(layers: int, heads: int, **changes: Any) -> Record:
 
 
 def write(folder: Path, records: dict[str, Record]) -> Path:
-    """Write records into a folder, and return the folder."""
     for name, record in records.items():
         write_json(folder / name, record)
     return folder

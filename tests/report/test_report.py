@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,12 @@ from slimstate.workflows.report import report
 pytestmark = pytest.mark.slow
 write_report = partial(report, progress=False)
 SECTIONS = ("cut", "evaluation", "filters", "recovery", "reconstruction", "trade-off", "states", "states", "serving")
+FULL, MIXERS, NORMS = (
+    {"length": 64, "batch_size": 4, "adaptation": {"full": full, "mixers": mixers}, "unfreeze": unfreeze}
+    for full, mixers, unfreeze in ((True, None, None), (False, 3, None), (False, None, "norms,biases"))
+)
+MORE_THAN_ALL = {"tokens": 128, "nats": {"before": 4.5, "after": 3.9, "uncut": 4.0}, "closed": {"uncut": 1.2}}
+FLA, STOCK = ({"library": library, "name": "AutoModelForImageTextToText"} for library in ("fla", "transformers"))
 
 
 @pytest.fixture
@@ -49,7 +54,6 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a page with every section."""
     return Path(write_report(FOLDER, tmp_path_factory.mktemp("page") / "report.html").out)
 
 
@@ -60,7 +64,6 @@ def readable(page: str) -> str:
 
 
 def page_text(folder: Path, records: dict[str, Record]) -> str:
-    """Return the readable text of the page of some records."""
     return readable(Path(write_report(write(folder, records)).out).read_text())
 
 
@@ -158,14 +161,6 @@ def test_utilisation_comes_from_traces_and_a_note_gives_that_of_the_sweep(tmp_pa
     assert "rank utilisation at the end of windows" in page_text(tmp_path, records), "a cut of another model"
 
 
-FULL, MIXERS, NORMS = (
-    {"length": 64, "batch_size": 4, "adaptation": {"full": full, "mixers": mixers}, "unfreeze": unfreeze}
-    for full, mixers, unfreeze in ((True, None, None), (False, 3, None), (False, None, "norms,biases"))
-)
-MORE_THAN_ALL = {"tokens": 128, "nats": {"before": 4.5, "after": 3.9, "uncut": 4.0}, "closed": {"uncut": 1.2}}
-FLA, STOCK = ({"library": library, "name": "AutoModelForImageTextToText"} for library in ("fla", "transformers"))
-
-
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -243,7 +238,7 @@ def test_a_page_has_the_sections_that_it_has_records_for(tmp_path, unpainted, na
     assert re.findall(r'<a href="#([^"]*)"', page) == [section, "reproduce", "records"]
 
 
-def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+def places(tree: Any):
     """Yield every place in a record as a container and a key; the first item of a list stands for all."""
     for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree[:1])):
         yield tree, key
