@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +113,11 @@ from sglang.srt.utils import is_hip
 assert not is_hip() and not envs.SGLANG_USE_AITER.get()
 """,
 }
+NO_KERNELS = [
+    ("vllm={}", "contains no kernels of vLLM; unpack vllm/third_party"),
+    ("sglang={}", "contains no kernels of SGLang; unpack sglang/kernels/ops/attention/fla, "),
+    ("onnx={}", "`kernels` must be vllm=PATH or sglang=PATH"),
+]
 
 
 @pytest.fixture
@@ -133,7 +137,7 @@ def wheels(tmp_path):
             del sys.modules[name]
 
 
-def file_of(wheels: Path, engine: str, role: str) -> Path:
+def file_of(wheels, engine: str, role: str):
     package = kernels.ENGINES[engine].PACKAGE
     return wheels / package.name / f"{package.modules[role]}.py"
 
@@ -149,9 +153,8 @@ def time_small(source: str, **more) -> KernelRecord:
 @pytest.mark.parametrize(("engine", "title"), [("vllm", "vLLM"), ("sglang", "SGLang")])
 def test_kernels_are_timed_at_every_multiple_of_16_and_checked(engine, title, wheels, tmp_path):
     record = time_small(f"{engine}={wheels}")
-    assert [(row.mode, row.key_dim) for row in record.rows] == [
-        ("decode", 32), ("decode", 16), ("prefill", 32), ("prefill", 16),
-    ]  # fmt: skip
+    timed = [(mode, key_dim) for mode in ("decode", "prefill") for key_dim in (32, 16)]
+    assert [(row.mode, row.key_dim) for row in record.rows] == timed
     assert record.kernels == f"{title} 1.2.3"
     for row in record.rows:
         assert row.difference < 1e-4
@@ -189,14 +192,7 @@ def test_a_decoding_step_updates_all_states_but_the_first_which_stays_unused(whe
     assert (inputs["initial_state"] != before).flatten(1).any(1).tolist() == [False, True, True, True]
 
 
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ("vllm={}", "contains no kernels of vLLM; unpack vllm/third_party"),
-        ("sglang={}", "contains no kernels of SGLang; unpack sglang/kernels/ops/attention/fla, "),
-        ("onnx={}", "`kernels` must be vllm=PATH or sglang=PATH"),
-    ],
-)
+@pytest.mark.parametrize(("source", "complaint"), NO_KERNELS)
 def test_a_folder_without_kernels_is_refused_with_advice(source, complaint, tmp_path):
     with pytest.raises(PlanError, match=complaint):
         kernels.load_kernels(source.format(tmp_path))

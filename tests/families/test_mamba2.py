@@ -8,26 +8,15 @@ from slimstate.families import FAMILIES
 from slimstate.models.load import load, states_before_head
 from tiny_model import SOFTMAX, build, token_ids, variants
 
-HYBRID = {
-    **SOFTMAX,
-    "num_hidden_layers": 3,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 24,
-    "mamba_chunk_size": 16,
-}
+HYBRID = {**SOFTMAX, "num_hidden_layers": 3, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2}
+HYBRID |= {"mamba_d_state": 24, "mamba_chunk_size": 16}
 GRANITE = {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4, "num_experts_per_tok": 2}
 VARIANTS = [
     *variants(
         "mamba2",
         {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "chunk_size": 16},
-        {
-            "plain": {},
-            "biased": {"use_bias": True},
-            "no-conv-bias": {"use_conv_bias": False},
-            "one-group": {"n_groups": 1},
-        },
+        {"plain": {}, "biased": {"use_bias": True}, "no-conv-bias": {"use_conv_bias": False}}
+        | {"one-group": {"n_groups": 1}},
     ),
     *variants("bamba", HYBRID | {"attn_layer_indices": [1]}, {"plain": {}, "biased": {"mamba_proj_bias": True}}),
     *variants("falcon_h1", {**HYBRID, "mamba_d_ssm": 128}, {"plain": {}}),
@@ -47,6 +36,7 @@ VARIANTS = [
         {"plain": {}},
     ),
 ]
+SCALED = [("granitemoehybrid", "logits_scaling"), ("falcon_h1", "lm_head_multiplier")]
 
 
 def test_importing_fla_does_not_change_which_mamba2_runs(folders):
@@ -58,9 +48,7 @@ def test_importing_fla_does_not_change_which_mamba2_runs(folders):
     assert type(load(folder, device="cpu").model).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize(
-    ("model_type", "field"), [("granitemoehybrid", "logits_scaling"), ("falcon_h1", "lm_head_multiplier")]
-)
+@pytest.mark.parametrize(("model_type", "field"), SCALED)
 def test_models_that_scale_their_logits_do_so_in_the_loss(model_type, field):
     (variant,) = (variant for variant in VARIANTS if variant.name == f"{model_type}-plain")
     model, ids = build(variant, **{field: 3.0}), token_ids(2, 40)

@@ -8,14 +8,8 @@ from slimstate.models.load import load
 from slimstate.models.prepare import prepare
 from tiny_model import COMMON, GATED_DELTA_HYBRID, build, token_ids, variants
 
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION |= {"image_size": 32, "patch_size": 8}
 OPTIONS = {"vision_config": VISION, "insert_layer_id": 0, "text_config": {**COMMON, **GATED_DELTA_HYBRID}}
 VARIANTS = [
     *variants("minicpmv4_6", OPTIONS, {"plain": {}}),

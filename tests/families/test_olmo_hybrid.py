@@ -1,7 +1,5 @@
 """OLMo-Hybrid: convolutions that files keep in parts and the running model joins."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +11,7 @@ from tiny_model import GATED_DELTA_HYBRID, build, tokenizer, variants
 VARIANTS = variants("olmo_hybrid", GATED_DELTA_HYBRID, {"plain": {}})
 
 
-def as_published(model: torch.nn.Module, folder: Path) -> None:
+def as_published(model: torch.nn.Module, folder) -> None:
     """Files have the convolutions apart; save_pretrained splits them into equal parts, which is wrong."""
     sizes = [2 * 24, 2 * 24, 4 * 12]
     for path in folder.glob("*.safetensors"):

@@ -13,15 +13,8 @@ import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from tiny_model import GATED_DELTA_HYBRID, KINDS, MIXTURE, seeing, variants
 
-INDEXED = {
-    "layer_types": [kind.replace("full", "indexed") for kind in KINDS],
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 16,
-    "indexer_budget": 64,
-    "indexer_compress_ratio": 16,
-    "hc_lowrank": 8,
-}
+INDEXED = {"layer_types": [kind.replace("full", "indexed") for kind in KINDS], "indexer_n_heads": 2, "hc_lowrank": 8}
+INDEXED |= {"indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 16}
 QWEN4 = {**MIXTURE, **INDEXED}
 VARIANTS = [
     *variants("qwen3_5_text", GATED_DELTA_HYBRID, {"plain": {}, "tied": {"tie_word_embeddings": True}}),

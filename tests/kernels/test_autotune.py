@@ -6,7 +6,6 @@ from launching import Program
 from slimstate.kernels.autotune import remove_faulty_variants
 
 pytestmark = pytest.mark.slow
-
 PROGRAM = """
 import torch, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget

@@ -14,6 +14,7 @@ from slimstate.kernels.chunks import inverse_by_halves, inverse_of_unit_lower
 from slimstate.kernels.state_space import grouped
 
 STRONGEST = -50.0
+SIZES = [(8, 63, True), (8, 65, False), (8, 500, True), (64, 63, True), (64, 65, False), (64, 200, True)]
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,7 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(name, strong, ti
 
 @pytest.mark.slow
 @every_form
-@pytest.mark.parametrize(
-    ("width", "time", "strong"),
-    [(8, 63, True), (8, 65, False), (8, 500, True), (64, 63, True), (64, 65, False), (64, 200, True)],
-)
+@pytest.mark.parametrize(("width", "time", "strong"), SIZES)
 def test_chunks_in_float32_are_as_precise_as_the_recurrence(name, width, time, strong):
     assert_near(FORMS[name], tensors(width, time, strong), 1e-4)
 

@@ -16,6 +16,11 @@ from slimstate.kernels.distillation import FullDistribution, TopDistribution, di
 
 N, V, D = 12, 23, 5
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}  # logits are float32
+CASES = [
+    *((kind, 2.0, 1.0, rows) for kind in ("none", "whole") for rows in (0, 1, 4, 5, N, 100)),  # 0: less than one row
+    *(("whole", temperature, weight, 5) for temperature in (0.5, 1.0, 2.0, 7.0) for weight in (0.0, 0.3, 2.5)),
+    *((k, temperature, 0.7, 5) for k in (1, 6, V - 2) for temperature in (1.0, 3.0)),
+]
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -61,13 +66,6 @@ def naive(hidden, head, teacher=WHOLE, temperature=2.0, weight=1.0):
 def same(actual, expected):
     for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine.double(), theirs.double(), **CLOSE)
-
-
-CASES = [
-    *((kind, 2.0, 1.0, rows) for kind in ("none", "whole") for rows in (0, 1, 4, 5, N, 100)),  # 0: less than one row
-    *(("whole", temperature, weight, 5) for temperature in (0.5, 1.0, 2.0, 7.0) for weight in (0.0, 0.3, 2.5)),
-    *((k, temperature, 0.7, 5) for k in (1, 6, V - 2) for temperature in (1.0, 3.0)),
-]
 
 
 @pytest.mark.parametrize(("teacher", "temperature", "weight", "rows"), CASES)

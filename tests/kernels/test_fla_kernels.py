@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,22 +11,20 @@ from places import TESTS
 from slimstate.models.load import load
 
 pytestmark = pytest.mark.slow
-
 NAMES = [name for name in tiny.OF_FLA if name in tiny.EVERY_PLAIN]
 SEQUENCES = [tiny.token_ids(1, length) for length in (6, 66)]  # all in one go; long ones are done in chunks
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """Models of one layer: the interpreter is slow."""
     place = tmp_path_factory.mktemp("models")
-    return {
-        name: tiny.save(tiny.build(tiny.VARIANTS[name], num_hidden_layers=1), place / name, "100KB") for name in NAMES
-    }
+    shallow = {name: tiny.build(tiny.VARIANTS[name], num_hidden_layers=1) for name in NAMES}
+    return {name: tiny.save(model, place / name, "100KB") for name, model in shallow.items()}
 
 
 @pytest.fixture(scope="module")
-def interpreted(models, tmp_path_factory) -> dict[str, dict[str, Any]]:
+def interpreted(models, tmp_path_factory):
     place, script = tmp_path_factory.mktemp("interpreted"), TESTS / "interpret_fla.py"
     torch.save(SEQUENCES, place / "ids.pt")
     command = [sys.executable, script, place / "ids.pt", place / "results.pt", *models.values()]

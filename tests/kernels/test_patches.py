@@ -10,6 +10,7 @@ from slimstate.families import FAMILIES
 from slimstate.kernels import gated_gradient, patches
 
 OF_FLA = [name for name, family in FAMILIES.items() if family.library == "fla"]
+PLACES = ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
 
 
 def patch_of(place: str) -> patches.Patch:
@@ -49,9 +50,7 @@ def test_a_gated_norm_saves_only_its_inputs_and_has_the_same_gradient():
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "place", ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
-)
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("refused", [True, False])
 def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses_in_float32(place, refused, monkeypatch):
     """In half precision fla's kernels run, with a step of our own in place of the one that is refused."""

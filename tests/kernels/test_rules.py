@@ -1,7 +1,6 @@
 """Every rule against the slow form of its own library; packed sequences, shared key heads and states between calls."""
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -95,7 +94,7 @@ def attention_without_softmax(normalize: bool) -> tuple[Results, Results]:
     return (linear_attention(q, k, v, normalize=normalize)[0], rest), (expected, expected[:, 70:])
 
 
-def with_gradients(rules: tuple[Callable, Callable], arguments: list[torch.Tensor], **options) -> list[Results]:
+def with_gradients(rules, arguments: list[torch.Tensor], **options) -> list[Results]:
     """Return the outputs, the last state and the gradients of each rule."""
     results = []
     for rule in rules:

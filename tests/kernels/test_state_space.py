@@ -12,6 +12,11 @@ from slimstate.kernels.state_space import Inputs, by_fla, by_head, form_for, gro
 
 SCAN = "def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states{}): ...\n"
 REST = ", dt_softplus, dt_limit, return_final_states"
+SOURCES = [
+    (SCAN.format(REST), None),
+    (SCAN.format(""), "argument dt_limit, dt_softplus"),
+    ("import no_cuda\n", "no_cuda"),
+]
 
 
 def inputs(time: int, dtype: torch.dtype = torch.float64) -> Inputs:
@@ -87,14 +92,7 @@ def test_a_scan_that_is_computed_again_has_the_same_gradient(monkeypatch):
     torch.testing.assert_close(results[1], results[0])
 
 
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        (SCAN.format(REST), None),
-        (SCAN.format(""), "no argument dt_limit, dt_softplus"),
-        ("import no_cuda\n", "no_cuda"),
-    ],
-)
+@pytest.mark.parametrize(("source", "fault"), SOURCES)
 def test_mamba_ssm_of_a_wrong_version_is_passed_over_with_one_line(source, fault, tmp_path, monkeypatch):
     folder = tmp_path / "mamba_ssm" / "ops" / "triton"
     folder.mkdir(parents=True)

@@ -10,7 +10,6 @@ from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.system.errors import PlanError, SlimstateError
 
 pytestmark = pytest.mark.slow
-
 NAME = tiny.PLAIN[0]
 SPREAD = {"device_map": "auto", "max_memory": "cpu=280KB"}
 

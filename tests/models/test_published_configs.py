@@ -11,13 +11,10 @@ from slimstate.models.load import load
 from slimstate.models.stock import as_published
 from slimstate.system.json_files import read_json, write_json
 
+KINDS = ["mamba", "attention", "mamba"]
 ADDED = {
     "qwen3_next-plain": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "full_attention_interval": 2},
-    "granitemoehybrid-plain": {
-        "rope_theta": 10000.0,
-        "layer_types": ["mamba", "attention", "mamba"],
-        "position_embedding_type": "nope",
-    },
+    "granitemoehybrid-plain": {"rope_theta": 10000.0, "layer_types": KINDS, "position_embedding_type": "nope"},
     "falcon_h1-plain": {"rope_theta": 10000.0},
     "mamba2-plain": {},
     "delta_net-plain": {},
@@ -33,9 +30,8 @@ def test_a_config_of_transformers_gets_what_published_ones_have(name, folders):
 
 
 def test_what_is_added_lies_where_published_configs_have_it_and_only_where_it_holds(folders):
-    nested, mamba, hybrid = (
-        read_json(folders[f"{name}-plain"] / "config.json") for name in ("qwen3_5", "mamba2", "qwen3_next")
-    )
+    names = ("qwen3_5-plain", "mamba2-plain", "qwen3_next-plain")
+    nested, mamba, hybrid = (read_json(folders[name] / "config.json") for name in names)
     published = as_published(nested)
     assert published["text_config"].items() >= {"rope_theta": 10000.0, "full_attention_interval": 2}.items()
     assert "rope_theta" not in published

@@ -15,6 +15,7 @@ from slimstate.pruning.sizes import state_bytes
 from slimstate.system.errors import PlanError
 
 KINDS = ("bfloat16", "float8_e4m3")
+ROUNDINGS = [("bfloat16", 1, True), ("bfloat16", 64, False), ("float32", 1, False)]
 
 
 def naively_rounded(state: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -57,9 +58,7 @@ def decoded(model, mixers, ids: torch.Tensor, rounding: StateRounding) -> torch.
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "every", "is_slow"), [("bfloat16", 1, True), ("bfloat16", 64, False), ("float32", 1, False)]
-)
+@pytest.mark.parametrize(("dtype", "every", "is_slow"), ROUNDINGS)
 def test_slow_rounding_is_announced_with_a_faster_way(dtype, every, is_slow):
     advice = StateRounding(dtype=dtype, every=every).advice()
     assert (advice is not None and "`state_every`" in advice) == is_slow

@@ -17,6 +17,7 @@ GATED = {**MIXTURE, **SIZE, "head_dim": 64, "linear_key_head_dim": 128, "linear_
 DENSE = {name: value for name, value in GATED.items() if "expert" not in name and "moe" not in name}
 ROTATED = {"head_dim": 256}  # a quarter of it is rotated, in the sections that published models have
 NESTED = {"text_config": {**COMMON, **DENSE, **ROTATED}, "vision_config": VISION}
+SEVERAL_GROUPS = ("mamba2-groups", "granitemoehybrid-groups")
 
 
 def interpreter(engine: str) -> tuple[str, list[pytest.MarkDecorator]]:
@@ -49,8 +50,6 @@ MODELS = {
     "falcon_h1": mamba("falcon_h1-plain", **HYBRID),
     "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS, **WIDE, **NO_HEADS),
 }
-
-SEVERAL_GROUPS = ("mamba2-groups", "granitemoehybrid-groups")
 
 
 def uncut(name: str, folder: Path) -> Path:

@@ -1,7 +1,6 @@
 """What llama.cpp does with cut models. `make engines-llama` creates its environment and sets the variables below."""
 
 import os
-from pathlib import Path
 
 import engine_models
 import pytest
@@ -13,7 +12,7 @@ CONVERTER = os.environ.get("SLIMSTATE_LLAMA_CONVERTER", "")
 OPTIONS = {"engine": "llama.cpp", "python": PYTHON, "converter": CONVERTER, "samples": 2, "length": 48, "tokens": 8}
 
 
-def verify(folder: Path, against: Path | None = None):
+def verify(folder, against=None):
     return slimstate.verify(folder, **OPTIONS, against=against and str(against), progress=False)
 
 

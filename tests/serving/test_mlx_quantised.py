@@ -4,7 +4,6 @@
 """
 
 import subprocess
-from pathlib import Path
 
 import engine_models
 import pytest
@@ -27,7 +26,7 @@ ENGINE = {"engine": "mlx", "python": PYTHON, "device": "cpu", "progress": False}
 OPTIONS = {**ENGINE, "samples": 2, "length": 32, "tokens": 4}
 
 
-def convert(model: Path, mode: str) -> Path:
+def convert(model, mode: str):
     out = model.with_name(f"{model.name}-{mode.replace(' ', '')}")
     words = (PYTHON, "-m", "mlx_lm", "convert", "--hf-path", model, "--mlx-path", out, "-q", *MODES[mode])
     subprocess.run(words, check=True, capture_output=True)

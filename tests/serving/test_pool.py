@@ -8,7 +8,6 @@ import pytest
 
 from places import ROOT
 from slimstate.families import FAMILIES, family_of
-from slimstate.records.serving import PoolRecord
 from slimstate.serving.options import PoolOptions
 from slimstate.serving.pool import count_sequences, group_size
 from slimstate.system.errors import ModelError, PlanError
@@ -17,24 +16,21 @@ CONFIGS = Path(__file__).parent / "configs"
 QWEN3_NEXT, QWEN3_5 = CONFIGS / "qwen3-next-80b-a3b.json", CONFIGS / "qwen3.5-27b.json"
 GIB = 2**30
 BOOTS = json.loads((ROOT / "docs" / "records" / "vllm-boot.json").read_text())
+BLOCKS = [
+    (QWEN3_NEXT, {}, 544),
+    (QWEN3_5, {}, 784),
+    # from a report of a pool that was full too early, with fp8 keys and values and five drafted tokens
+    (QWEN3_5, {"kv_dtype": "fp8", "speculative_tokens": 5}, 1616),
+]
+STATE_DTYPES = [(QWEN3_NEXT, "sglang", "float32"), (QWEN3_NEXT, "vllm", "bfloat16"), (QWEN3_5, "vllm", "float32")]
 
 
-def count(
-    model: Path, engine: str = "vllm", key_dims: tuple[int, ...] = (), memory_gb: float = 40, **pool
-) -> PoolRecord:
+def count(model: Path, engine: str = "vllm", key_dims: tuple[int, ...] = (), memory_gb: float = 40, **pool):
     options = PoolOptions(**{"context": 32768, **pool})
     return count_sequences(str(model), engine, options, key_dims, memory_gb=memory_gb)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "block"),
-    [
-        (QWEN3_NEXT, {}, 544),
-        (QWEN3_5, {}, 784),
-        # from a report of a pool that was full too early, with fp8 keys and values and five drafted tokens
-        (QWEN3_5, {"kv_dtype": "fp8", "speculative_tokens": 5}, 1616),
-    ],
-)
+@pytest.mark.parametrize(("model", "options", "block"), BLOCKS)
 def test_blocks_are_those_of_boot_logs(model, options, block):
     """vLLM logs `Setting attention block size to ... tokens` when it starts."""
     assert count(model, **options).rows[0].pages.block == block
@@ -109,19 +105,13 @@ def test_sglang_divides_its_memory_in_advance():
         assert row.limit == ("tokens" if slots // slots_each >= tokens // 32768 else "states")
 
 
-@pytest.mark.parametrize(
-    ("model", "engine", "dtype"),
-    [(QWEN3_NEXT, "sglang", "float32"), (QWEN3_NEXT, "vllm", "bfloat16"), (QWEN3_5, "vllm", "float32")],
-)
+@pytest.mark.parametrize(("model", "engine", "dtype"), STATE_DTYPES)
 def test_the_default_state_dtype_is_that_of_the_config_or_of_the_engine(model, engine, dtype):
     assert count(model, engine).state_dtype == dtype
 
 
-def test_groups_of_layers_are_as_large_as_the_rarer_kind():
+def test_groups_of_layers_are_as_large_as_the_rarer_kind_and_a_model_without_softmax_has_only_states():
     assert (group_size(36, 12), group_size(12, 13), group_size(10, 15), group_size(4, 4)) == (12, 13, 10, 4)
-
-
-def test_a_model_without_softmax_has_only_states():
     config = FAMILIES["mamba2"].stock_config
     caches = family_of(config).caches(config)
     assert (caches.linear_layers, caches.softmax_layers, caches.taps) == (64, 0, 4)

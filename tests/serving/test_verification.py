@@ -23,6 +23,12 @@ pytestmark = pytest.mark.slow
 OPTIONS = {"samples": 2, "length": 16, "tokens": 3}
 FLAGS = ("--samples", 2, "--length", 16, "--tokens", 3, "--device", "cpu")
 MODEL = "mamba2-one-group"
+LOGS = [
+    ("x\nllama_model_load: error loading model: wrong shape\nValueError: no", "error loading model: wrong shape"),
+    ("(EngineCore pid=3) ERROR RuntimeError: expect x\nRuntimeError: Engine failed", "RuntimeError: expect x"),
+    ("/src/ggml.c:99: GGML_ASSERT(S_k == S_v) failed", "GGML_ASSERT(S_k == S_v) failed"),
+    ("", "it ended with status -6"),
+]
 
 
 def verify(model: Path, **options) -> VerificationRecord:
@@ -164,18 +170,7 @@ def test_a_score_that_is_not_a_number_agrees_with_nothing():
         Outcome(model="m", verdict="agrees")
 
 
-@pytest.mark.parametrize(
-    ("log", "message"),
-    [
-        (
-            "loading\nllama_model_load: error loading model: wrong shape\nValueError: no",
-            "error loading model: wrong shape",
-        ),
-        ("(EngineCore pid=3) ERROR RuntimeError: expect x\nRuntimeError: Engine failed", "RuntimeError: expect x"),
-        ("/src/ggml.c:99: GGML_ASSERT(S_k == S_v) failed", "GGML_ASSERT(S_k == S_v) failed"),
-        ("", "it ended with status -6"),
-    ],
-)
+@pytest.mark.parametrize(("log", "message"), LOGS)
 def test_the_first_line_with_an_error_is_quoted(log, message):
     assert ProcessResult(answer={}, log=log, status=-6).message == message
 

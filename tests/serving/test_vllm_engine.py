@@ -12,26 +12,8 @@ from slimstate.serving import pool
 from slimstate.serving.options import PoolOptions
 
 PYTHON, pytestmark = engine_models.interpreter("vllm")
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    [
-        ("mamba2", "agrees"),
-        ("granitemoehybrid", "agrees"),
-        ("falcon_h1", "agrees"),
-        ("mamba2-groups", "agrees"),
-        ("granitemoehybrid-groups", "agrees"),
-        ("qwen3_next", "refuses"),
-    ],
-)
-def test_vllm_does_what_the_rules_say(name, verdict, tmp_path):
-    cut = engine_models.cut(engine_models.uncut(name, tmp_path / name), 64)
-    engine = {"engine": "vllm", "python": PYTHON, "engine_settings": '{"gpu_memory_utilization": 0.2}'}
-    record = slimstate.verify(cut, **engine, samples=2, length=48, tokens=8, progress=False)
-    assert record.outcome.verdict == verdict, record.verdict
-
-
+AGREEING = ("mamba2", "granitemoehybrid", "falcon_h1", *engine_models.SEVERAL_GROUPS)
+VERDICTS = [*((name, "agrees") for name in AGREEING), ("qwen3_next", "refuses")]
 BOOT = """
 import sys
 from vllm import LLM
@@ -39,12 +21,18 @@ if __name__ == "__main__":
     prefixes = len(sys.argv) > 2
     LLM(model=sys.argv[1], dtype="bfloat16", max_model_len=256, enforce_eager=True, enable_prefix_caching=prefixes)
 """
+BOOTS = [("granitemoehybrid", 128, False), ("granitemoehybrid", 64, True), ("falcon_h1", 64, False)]
 
 
-@pytest.mark.parametrize(
-    ("name", "key_dim", "prefix_caching"),
-    [("granitemoehybrid", 128, False), ("granitemoehybrid", 64, True), ("falcon_h1", 64, False)],
-)
+@pytest.mark.parametrize(("name", "verdict"), VERDICTS)
+def test_vllm_does_what_the_rules_say(name, verdict, tmp_path):
+    cut = engine_models.cut(engine_models.uncut(name, tmp_path / name), 64)
+    engine = {"engine": "vllm", "python": PYTHON, "engine_settings": '{"gpu_memory_utilization": 0.2}'}
+    record = slimstate.verify(cut, **engine, samples=2, length=48, tokens=8, progress=False)
+    assert record.outcome.verdict == verdict, record.verdict
+
+
+@pytest.mark.parametrize(("name", "key_dim", "prefix_caching"), BOOTS)
 def test_the_pool_is_that_of_vllms_boot_log(name, key_dim, prefix_caching, tmp_path, monkeypatch):
     uncut = engine_models.uncut(name, tmp_path / name)
     folder = uncut if key_dim == 128 else engine_models.cut(uncut, key_dim)

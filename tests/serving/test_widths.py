@@ -31,6 +31,8 @@ BELOW_128 = (
     f" those between gain less than 4% on the next wider one named ({SOURCE.format('')})"
 )
 TO_77 = f"key dim 77 runs at the speed of 128; 64 is 1.30x ({SOURCE.format('; 77 taken as 80')})"
+MIXER: Any = SimpleNamespace(axis=SimpleNamespace(width=128), value_heads=48, value_dim=128)
+RECORDS = ROOT / "docs" / "records"
 
 
 def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
@@ -41,9 +43,8 @@ def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
 
 def record(rows: list[MixerRow]) -> MixerRecord:
     sizes = {"batch": 4, "length": 512, "hidden": 256, "heads": 2, "value_dim": 32}
-    return MixerRecord(
-        device="NVIDIA X1", kernels="fla", dtype="bfloat16", settings=sizes, rounds=1, rows=tuple(rows), command=""
-    )
+    run = {"device": "NVIDIA X1", "kernels": "fla", "dtype": "bfloat16", "rounds": 1, "command": ""}
+    return MixerRecord(**run, settings=sizes, rows=tuple(rows))
 
 
 def curve(times: dict[int, float]) -> Curve:
@@ -52,7 +53,6 @@ def curve(times: dict[int, float]) -> Curve:
 
 @pytest.fixture
 def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of curves, empty."""
     folder = tmp_path / "curves"
     folder.mkdir()
     monkeypatch.setattr(widths, "CURVES", folder)
@@ -66,7 +66,6 @@ def measured(curves: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """DeltaNets of key dim 128 and 256."""
     variant, root = tiny.VARIANTS["delta_net-plain"], tmp_path_factory.mktemp("wide")
     return {width: tiny.save(tiny.build(variant, expand_k=width / 32), root / str(width)) for width in (128, 256)}
 
@@ -145,9 +144,8 @@ def test_the_first_curve_that_covers_the_key_dims_is_used(curves):
     for name, key_dims in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
         record([row(key_dim, key_dim) for key_dim in key_dims]).write(curves / f"{name}.json")
     covering = {pair: matching_curves("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
-    assert {pair: [set(known.seconds) for known in by_use.values()] for pair, by_use in covering.items()} == {
-        (64, 32): [{32, 64}], (32, 16): [{16, 32}], (64, 16): [{16, 256}], (512, 16): [],
-    }  # fmt: skip
+    found = {pair: [set(known.seconds) for known in by_use.values()] for pair, by_use in covering.items()}
+    assert found == {(64, 32): [{32, 64}], (32, 16): [{16, 32}], (64, 16): [{16, 256}], (512, 16): []}
     assert matching_curves("mamba2", 32) == {}
 
 
@@ -221,13 +219,8 @@ def kernel_record() -> KernelRecord:
         for mode, seconds in (("decode", key_dim / 1e5), ("prefill", 1e-3))
     ]
     settings = {"shapes": [shape], "modes": ["decode", "prefill"], "sequences": 1024, "prompts": 8, "length": 2048}
-    return KernelRecord(
-        device="NVIDIA X1", dtype="bfloat16", kernels="vLLM 1.2, Triton", settings=settings, rounds=3, rows=tuple(rows),
-        command="slimstate bench decode", copy_bandwidth=1e12,
-    )  # fmt: skip
-
-
-MIXER: Any = SimpleNamespace(axis=SimpleNamespace(width=128), value_heads=48, value_dim=128)
+    run = {"device": "NVIDIA X1", "dtype": "bfloat16", "kernels": "vLLM 1.2, Triton", "rounds": 3, "command": ""}
+    return KernelRecord(**run, settings=settings, rows=tuple(rows), copy_bandwidth=1e12)
 
 
 def test_advice_tells_decoding_from_prefill(curves):
@@ -251,9 +244,6 @@ def test_a_layer_of_a_far_size_gets_no_advice(value_heads, value_dim, curves):
     kernel_record().write(curves / "engine.json")
     mixer = SimpleNamespace(axis=MIXER.axis, value_heads=value_heads, value_dim=value_dim)
     assert speed_of_cut("qwen3_5", mixer, 64) is None
-
-
-RECORDS = ROOT / "docs" / "records"
 
 
 @pytest.mark.parametrize("name", ["bench-decode", "bench-decode-sizes", "bench-decode-gated"])
