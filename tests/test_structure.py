@@ -5,7 +5,6 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def texts(part: ast.AST, path: Path) -> Iterator[tuple[str, str]]:
+def texts(part: ast.AST, path: Path):
     """Yield the strings in a part of a module and where they are."""
     for node in ast.walk(part):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -84,22 +83,12 @@ print({"torch"} & sys.modules.keys(), {"matplotlib", "lm_eval", "peft"} & sys.mo
 """
 
 
-@pytest.fixture(scope="module")
-def loaded() -> list[str]:
-    """What a fresh process has loaded: after commands that do no work, and once every name of the package was used."""
+def test_help_and_bad_usage_do_not_wait_for_torch_and_extras_are_imported_only_where_they_are_used():
+    """In a fresh process: after commands that do no work, and once every name of the package was used."""
     verbs = ("inspect", "eval", "analyze", "reconstruct", "recover", "train", "report", "run", "bench", "bench decode")
     words = ["--help", *(f"{verb} --help" for verb in verbs), "prune", "sweep x", "inspect x --no-such"]
     done = subprocess.run([sys.executable, "-c", STARTS, *words], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-2:]
-
-
-def test_help_and_bad_usage_do_not_wait_for_torch(loaded):
-    assert loaded[0] == "set()"
-
-
-def test_extras_are_imported_only_where_they_are_used(loaded):
-    """The package and its command work without matplotlib and lm-eval."""
-    assert loaded[1] == "{'torch'} set()"
+    assert done.stdout.splitlines()[-2:] == ["set()", "{'torch'} set()"]
 
 
 def test_names_of_the_package_are_loaded_at_their_first_use():

@@ -144,9 +144,8 @@ def test_groups_are_accepted_as_values_and_options_override_a_config():
     assert ShrinkConfig.from_values({"rounds": Rounds(steps=4), "tune": Rounds(rate=0.25)}) == config
     assert ShrinkConfig.from_values({"steps": 4, "tune": True, "tune_rate": 0.25}) == config
     assert ShrinkConfig.merge(config, {}) is config
-    assert ShrinkConfig.merge(config, {"tune_steps": 2}).to_values() == {
-        "steps": 4, "tune": True, "tune_steps": 2, "tune_rate": 0.25,
-    }  # fmt: skip
+    merged = {"steps": 4, "tune": True, "tune_steps": 2, "tune_rate": 0.25}
+    assert ShrinkConfig.merge(config, {"tune_steps": 2}).to_values() == merged
     assert ShrinkConfig.merge(config, {"tune": False}).tune is None
     assert ShrinkConfig.from_values({"sizes": "3, 2", "notes": "x"}) == ShrinkConfig(sizes=(3, 2), notes=Path("x"))
     with pytest.raises(PlanError, match="must be a ShrinkConfig, got Rounds"):
@@ -193,11 +192,6 @@ def test_values_that_do_not_fit_are_refused_by_name(values, message):
 def test_errors_of_a_group_name_its_options_as_the_config_does():
     with pytest.raises(SlimstateError, match="`tune_steps` and `other` are too many"), prefixed("tune_", Rounds):
         raise PlanError("`steps` and `other` are too many")
-
-
-def test_a_key_dim_of_another_type_is_refused_before_the_model_is_opened():
-    with pytest.raises(SlimstateError, match="`key_dim` must be a whole number"):
-        slimstate.prune("no model", key_dim=32.0)
 
 
 @pytest.mark.parametrize("command", map(find_command, COMMANDS), ids=list(COMMANDS))

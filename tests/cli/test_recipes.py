@@ -1,10 +1,8 @@
 """Recipes: each is sound at both scales and runs at a toy scale; an interrupted one continues; mistakes are named."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,6 +30,7 @@ BEFORE_AND_AFTER = {"tab:unified_summary_50", *(f"tab:zs-{model}-{size}" for mod
 DELTA_NETS = ("delta_net-370m", "delta_net-1.3B-100B")
 GATED = ("gated_deltanet-370m", "1.3B-100B-GatedDeltaNet-pure")
 KEY_DIMS = {name: {89, 76, 64, 32} if name in DELTA_NETS else {179, 153, 128, 64} for name in (*DELTA_NETS, *GATED)}
+PUBLISHED = "--keep-norm-eps --rrqr-rows 5000 --rrqr-swaps 20 --special-tokens tokenizer"
 
 
 def steps_of(recipe: str, command: str = "", scale: str = "paper", out: str = "out") -> list[Config]:
@@ -53,9 +52,6 @@ def test_every_value_at_the_scale_of_the_paper_names_its_source(name):
     lines = [line for line in lines if line.strip() not in ("", "models = [", "cuts = [", "]")]
     silent = [line for line in lines if not re.search(r"# .*(L\d{3,4}|released|ours|all of it)", line)]
     assert {line.split(" = ")[0] for line in silent} <= {"variants", "shown"}
-
-
-PUBLISHED = "--keep-norm-eps --rrqr-rows 5000 --rrqr-swaps 20 --special-tokens tokenizer"
 
 
 @pytest.mark.parametrize("name", ["pre-rft", "post-rft"])
@@ -120,7 +116,7 @@ def test_sweeps_trainings_and_timings_have_the_settings_of_the_paper():
         assert config["key_dims"] == ",".join(str(width // part) for part in (1, 2, 4, 8))
 
 
-def texts_in(config: Config) -> Iterator[str]:
+def texts_in(config: Config):
     for value in config.values():
         yield from (str(item) for item in (value if isinstance(value, list) else [value]))
 
@@ -153,7 +149,7 @@ def test_every_step_has_options_that_its_command_accepts_and_reads_what_was_writ
         written |= outputs
 
 
-def toy_values(name: str, folders: dict[str, Path], text: str, root: Path) -> dict[str, Any]:
+def toy_values(name: str, folders: dict[str, Path], text: str, root: Path) -> dict:
     """Return values for the names of a recipe that make it take seconds."""
     shape = str(tiny.write_shape(root / "shape.json", "delta_net"))
     models = {} if name in ("pca-sharing", "filters") else {"models": [str(folders[tiny.PLAIN[0]])]}
@@ -169,9 +165,7 @@ def toy_values(name: str, folders: dict[str, Path], text: str, root: Path) -> di
         "pca-sharing": {"methods": ["pca-released", "grad"]},
         "spectra": {"methods": ["drrqr", "l1"], "shown": ["{out}/l1", "{out}/drrqr-corrected"]},
         "utilisation": {"methods": ["random", "l1"], "shown": ["{out}/random", "{out}/l1"]},
-        "throughput": {
-            "models": "delta_net-5m", "model_key_dims": "32", "gated_key_dims": "16", "key_dims": "32,16",
-        },
+        "throughput": {"models": "delta_net-5m", "model_key_dims": "32", "gated_key_dims": "16", "key_dims": "32,16"},
     }.get(name, {})  # fmt: skip
 
 
@@ -249,10 +243,8 @@ def test_names_lists_tables_and_scales_become_configs(recipe, tmp_path):
         {"command": "prune", "model": f"{root}/a model", "key_dim": 1, "out": "o/a model-1"},
         {"command": "prune", "model": f"{root}/a model", "key_dim": 2, "out": "o/a model-2"},
         wide,
-        {
-            "command": "sweep", "model": "x", "text": "t", "methods": ["l1", "drrqr", "grad"], "key_dims": [1, 2],
-            "out": "o/sweep",
-        },
+        {"command": "sweep", "model": "x", "text": "t", "methods": ["l1", "drrqr", "grad"], "key_dims": [1, 2],
+         "out": "o/sweep"},
         report,
     ]  # fmt: skip
     for name in ("wide", "{root}/wide"):  # a table is named by a text in it, or by the last part of a path in it
@@ -297,9 +289,8 @@ def test_an_interrupted_recipe_continues_where_it_was(recipe, tmp_path):
 def test_a_recipe_replaces_only_what_it_wrote_itself(command, recipe, tmp_path):
     """Interrupted in a step, it repeats the step; other files in its place are left alone."""
     out, executed = tmp_path / "out", []
-    recipe.write_text(
-        RECIPE.replace('command = "sweep"', f'command = "{command}"').replace("{out}/sweep", "{out}/result")
-    )
+    text = RECIPE.replace('command = "sweep"', f'command = "{command}"')
+    recipe.write_text(text.replace("{out}/sweep", "{out}/result"))
 
     def write(place: Path, is_folder: bool) -> None:
         place.parent.mkdir(exist_ok=True)

@@ -21,6 +21,13 @@ from slimstate.system.errors import PlanError
 PUBLISHED = {"qwen3_next": 72.0, "qwen3_5_text": 48.0, "qwen3_5_moe_text": 60.0, "olmo_hybrid": 50.625, "mamba2": 256.0}
 QWEN = {"model_type": "qwen3_next"}
 MIXERS, KEYS = FAMILIES["qwen3_next"].mixers(QWEN), dims_worth_choosing(QWEN)
+QWEN3_NEXT_80B = {
+    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "full_attention_interval": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "vocab_size": 151936, "rms_norm_eps": 1e-6, "moe_intermediate_size": 512, "num_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", sorted(PUBLISHED))
@@ -144,15 +151,6 @@ def test_prune_and_inspect_choose_alike(folders):
 def test_contradictory_and_impossible_budgets_are_refused(options, message, folders):
     with pytest.raises(PlanError, match=message):
         slimstate.prune(folders["qwen3_next-plain"], method="l1", **options)
-
-
-QWEN3_NEXT_80B = {
-    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "full_attention_interval": 4,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
-    "vocab_size": 151936, "rms_norm_eps": 1e-6, "moe_intermediate_size": 512, "num_experts": 4,
-    "num_experts_per_tok": 2,
-}  # fmt: skip
 
 
 @pytest.mark.slow

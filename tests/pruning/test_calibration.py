@@ -10,7 +10,6 @@ import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
-from slimstate.core.layout import Mixer
 from slimstate.models.hooks import hooked
 from slimstate.models.load import load
 from slimstate.pruning import calibration
@@ -96,7 +95,7 @@ def test_gram_matrices_of_drawn_rows_sum_those_alone(loaded, monkeypatch):
     assert ranks == row_mask.sum((0, 2)).int().tolist()
 
 
-def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor) -> torch.Tensor:
+def activations(checkpoint: Checkpoint, mixer, role: str, x: torch.Tensor) -> torch.Tensor:
     """Compute queries or keys [B, T, H, D] of a mixer's input from its files: projection, filter, SiLU."""
 
     def rows(parameter: str, start: int, stride: int | None) -> torch.Tensor:

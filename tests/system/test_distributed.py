@@ -11,7 +11,6 @@ import tiny
 from launching import launch, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
-from slimstate.records.cut import CutRecord
 from slimstate.records.evaluation import SweepRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
@@ -41,6 +40,11 @@ for words in commands:
     except SystemExit as stop:
         print(f"exit {stop.code or 0}", flush=True)
 """
+CUTS = [
+    pytest.param("drrqr", {}, "evidence", ("cut", "again"), id="a forward pass, and its evidence again"),
+    pytest.param("grad", {}, "grad", ("grad",), id="a backward pass"),
+    pytest.param("drrqr", ONE_BATCH, "one", ("one",), id="one process without a batch"),
+]
 
 
 def same_evidence(one: Path, several: Path) -> None:
@@ -67,7 +71,7 @@ def same_model(one: Path, several: Path) -> None:
     assert plans[0]["calibration"] == plans[1]["calibration"]
 
 
-def cut(folders, text_file, root: Path, method: str, **changes: object) -> CutRecord:
+def cut(folders, text_file, root: Path, method: str, **changes: object):
     """With one process, here: root/cut and root/evidence.safetensors."""
     settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
     return slimstate.prune(folders[NAME], root / "cut", method=method, **{**settings, **changes})
@@ -116,14 +120,7 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "changes", "evidence", "cuts"),
-    [
-        pytest.param("drrqr", {}, "evidence", ("cut", "again"), id="a forward pass, and its evidence again"),
-        pytest.param("grad", {}, "grad", ("grad",), id="a backward pass"),
-        pytest.param("drrqr", ONE_BATCH, "one", ("one",), id="one process without a batch"),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "evidence", "cuts"), CUTS)
 def test_two_processes_cut_the_model_that_one_cuts(method, changes, evidence, cuts, pair, folders, text_file, tmp_path):
     root, (main, other), _ = pair
     expected = cut(folders, text_file, tmp_path, method, **changes)

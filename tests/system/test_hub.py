@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -10,6 +9,11 @@ import pytest
 from slimstate.system import hub
 
 NAME = "delta_net-plain"
+REFUSALS = [
+    ("a name", "x", "is not a repository name"),
+    ("me/slim", None, "you are not logged in"),
+    ("me/slim", "x", "refuses the login"),
+]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -65,8 +69,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """What a hub on this machine is told."""
+def told(monkeypatch: pytest.MonkeyPatch):
     found: dict[str, object] = {}
     server = HTTPServer(("127.0.0.1", 0), type("Here", (Hub,), {"told": found}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -94,14 +97,7 @@ def test_a_cut_is_uploaded_whole_and_in_private(prune, tmp_path, execute, told):
     assert told["files"] == written
 
 
-@pytest.mark.parametrize(
-    ("name", "token", "words"),
-    [
-        ("a name", "x", "is not a repository name"),
-        ("me/slim", None, "you are not logged in"),
-        ("me/slim", "x", "refuses the login"),
-    ],
-)
+@pytest.mark.parametrize(("name", "token", "words"), REFUSALS)
 def test_what_cannot_be_pushed_is_refused_before_the_work(name, token, words, prune, tmp_path, refusal, monkeypatch):
     monkeypatch.setattr(hub, "is_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)

@@ -9,16 +9,32 @@ from slimstate.system.errors import DataError, ModelError, quoted, reason_of
 from slimstate.system.input_files import check_name, open_regular, read_bytes
 from slimstate.system.json_files import MAX_DEPTH, read_json
 
+ELSEWHERE = [
+    "",
+    ".",
+    "..",
+    "/a",
+    "../a",
+    "a/../b",
+    "./a",
+    "a/",
+    "a//b",
+    "a\0",
+    "a\nb",
+    "a\\b",
+    None,
+    5,
+    ["a"],
+    "link/a",
+]
+
 
 @pytest.mark.parametrize("name", ["a", "a.b", "sub/a", "ä", "a b", "...", "-x"])
 def test_plain_names_are_taken(name, tmp_path):
     assert check_name(tmp_path, name, ModelError) == name
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", ".", "..", "/a", "../a", "a/../b", "./a", "a/", "a//b", "a\0", "a\nb", "a\\b", None, 5, ["a"], "link/a"],
-)
+@pytest.mark.parametrize("name", ELSEWHERE)
 def test_names_that_lead_elsewhere_are_refused(name, tmp_path):
     (tmp_path / "link").symlink_to("/")
     with pytest.raises(ModelError, match=r"not the name of a file in that folder|leads out"):

@@ -55,13 +55,10 @@ def test_only_plain_places_are_written(kind, special):
 
 
 def test_something_that_gets_there_meanwhile_is_not_replaced(tmp_path):
-    def overtaken() -> None:
-        with atomic.staged_file(tmp_path / "out") as file:
-            file.write_text("x")
-            (tmp_path / "out").symlink_to("/etc/passwd")
-
-    with pytest.raises(OutputError, match="is a link"):
-        overtaken()
+    taken = pytest.raises(OutputError, match="is a link")
+    with taken, atomic.staged_file(tmp_path / "out") as file:
+        file.write_text("x")
+        (tmp_path / "out").symlink_to("/etc/passwd")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -77,14 +74,9 @@ def test_a_name_whose_hidden_sibling_would_be_too_long_is_refused_at_once(tmp_pa
         atomic.check_place(tmp_path / ("n" * 250), folder=False)
 
 
-def dead_process() -> int:
-    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    child.wait()
-    return child.pid
-
-
 def test_whatever_is_written_next_in_a_folder_clears_what_dead_processes_left(tmp_path):
-    dead, alive = dead_process(), os.getppid()
+    dead = subprocess.check_output([sys.executable, "-S", "-c", "import os; print(os.getpid())"], text=True).strip()
+    alive = os.getppid()
     gone = [f".sweep.json.partial-{HOST}-{dead}", f".a.png.partial-{HOST}-{dead}", f".cut.partial-{HOST}-{dead}"]
     stays = [f".b.partial-{HOST}-{alive}", f".c.partial-elsewhere-{dead}", ".d.partial-", ".e", "f.partial-1"]
     for name in (*gone[:2], *stays):
@@ -123,11 +115,8 @@ def test_files_that_belong_together_appear_together(failing, tmp_path):
 
 
 def test_an_error_names_the_output_and_not_its_staging_folder(tmp_path):
-    with (
-        pytest.raises(OutputError, match=f"no space left for {tmp_path}/new/a.json; "),
-        atomic.staged_files(tmp_path / "new") as place,
-        atomic.writing(place / "a.json"),
-    ):
+    full = pytest.raises(OutputError, match=f"no space left for {tmp_path}/new/a.json; ")
+    with full, atomic.staged_files(tmp_path / "new") as place, atomic.writing(place / "a.json"):
         full_disk()
 
 
@@ -196,11 +185,8 @@ def test_a_stop_says_what_is_kept(tmp_path):
     folder = tmp_path / "records"
 
     def kept(begun) -> None:
-        with (
-            STOP.with_message(lambda: None),
-            STOP.with_message(lambda: "3 rows are kept"),
-            STOP.with_message(lambda: "inner"),
-        ):
+        says = STOP.with_message
+        with says(lambda: None), says(lambda: "3 rows are kept"), says(lambda: "inner"):
             begun()
             time.sleep(60)
 
@@ -232,9 +218,7 @@ def test_a_process_that_is_ending_makes_nothing_more(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "out.txt"]
 
 
-@pytest.mark.parametrize(
-    "files", [atomic.copy_files, lambda source, target: atomic.create_parents(target, target.parents[1])]
-)
+@pytest.mark.parametrize("files", [atomic.copy_files, lambda _, copy: atomic.create_parents(copy, copy.parents[1])])
 def test_a_staging_folder_that_a_stop_has_removed_does_not_come_back(files, tmp_path):
     source, staging = tmp_path / "source", tmp_path / "staging"
     (source / "inner").mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 import io
 import logging
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,12 +11,11 @@ import slimstate
 from slimstate.evaluation.associative_recall import recall_tokens
 from slimstate.system import console, progress, tested_versions
 from slimstate.system.console import TerminalReporter
-from slimstate.system.progress import Pace, Reporter, TimedReporter, Update
+from slimstate.system.progress import Pace, Reporter, TimedReporter
 
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
-    """The time that reporters see."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (0, 0, None, (), 0, lambda: now[0]))
@@ -71,8 +69,6 @@ def test_the_remaining_time_includes_work_that_follows_once_a_token_was_timed(cl
 
 
 class Recorder(TimedReporter):
-    """Records the paces of all work."""
-
     def __init__(self) -> None:
         super().__init__()
         self.paces: list[Pace] = []
@@ -82,7 +78,7 @@ class Recorder(TimedReporter):
         self.lines.append(line)
 
     @contextmanager
-    def shown(self, pace: Pace) -> Iterator[Update]:
+    def shown(self, pace: Pace):
         self.paces.append(pace)
         yield lambda done, note: pace.update(done)
 
@@ -92,10 +88,8 @@ class Recorder(TimedReporter):
 
 def test_what_follows_a_calibration_costs_what_was_announced(folders, text_file, tmp_path):
     reporter, options = Recorder(), {"reconstruct_steps": 4, "reconstruct_samples": 8, "reconstruct_length": 64}
-    slimstate.prune(
-        folders["delta_net-plain"], tmp_path / "slim", key_dim=8, data=text_file, reconstruct=True, **options,
-        distill=3, eval_text=text_file, eval_tokens=512, progress=reporter,
-    )  # fmt: skip
+    options |= {"reconstruct": True, "distill": 3, "eval_text": text_file, "eval_tokens": 512, "progress": reporter}
+    slimstate.prune(folders["delta_net-plain"], tmp_path / "slim", key_dim=8, data=text_file, **options)
     assert reporter.paces[0].label == "calibrating"
     announced = dict(reporter.paces[0].follows)
     assert announced["the distillation"] == reporter.tokens("distilling")
@@ -113,20 +107,17 @@ def test_what_follows_in_a_recovery_and_a_sweep_costs_what_was_announced(folders
     announced = dict(first.follows)
     assert announced["the training"] + announced["the recovery"] == reporter.tokens("recovering")
     reporter = Recorder()
-    options = {"samples": 4, "length": 64, "text_length": 64, "max_tokens": 256, "recall": 0}
-    slimstate.sweep(
-        folders["delta_net-plain"], tmp_path / "sweep", text=text_file, data=text_file, methods=["drrqr"],
-        key_dims=[8], progress=reporter, **options,
-    )  # fmt: skip
+    options = {"samples": 4, "length": 64, "text_length": 64, "max_tokens": 256, "recall": 0, "progress": reporter}
+    options |= {"text": text_file, "data": text_file, "methods": ["drrqr"], "key_dims": [8]}
+    slimstate.sweep(folders["delta_net-plain"], tmp_path / "sweep", **options)
     assert dict(reporter.paces[0].follows)["the measurement"] == reporter.tokens("uncut") + reporter.tokens("row")
 
 
 def test_the_time_left_of_an_evaluation_includes_the_baseline_unless_states_are_rounded(folders, text_file):
     for state_dtype, is_slow in (("float32", False), ("bfloat16", True)):
         reporter, (model, other) = Recorder(), (folders[f"delta_net-{name}"] for name in ("plain", "tied"))
-        slimstate.evaluate(
-            model, text_file, baseline=other, length=64, max_tokens=128, state_dtype=state_dtype, progress=reporter
-        )
+        options = {"length": 64, "max_tokens": 128, "state_dtype": state_dtype, "progress": reporter}
+        slimstate.evaluate(model, text_file, baseline=other, **options)
         first, second = reporter.paces
         assert first.follows == (("the baseline", 0 if is_slow else second.total * second.tokens),)
         assert any("`state_every`" in line for line in reporter.lines) == is_slow

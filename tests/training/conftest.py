@@ -9,7 +9,6 @@ import slimstate
 import tiny
 from recoveries import ALONE, DEFAULT, GATED, NAME, PAPER, PARTS, SHORT, TIED, Recover, confident, cut
 from slimstate.models.stock import quiet_transformers
-from slimstate.records.training import RecoveryRecord
 
 CHANGES = {
     "full": DEFAULT, **{name: {"full": True} for name in TIED}, "alone": ALONE,
@@ -46,7 +45,7 @@ def unseen_text(tmp_path_factory) -> Path:
 def recover(pairs, text_file) -> Recover:
     """Recover the cut model of a pair in a few steps, with the uncut one as its teacher; by default with adapters."""
 
-    def run(name: str, out: Path, model: Path | None = None, **changes) -> RecoveryRecord:
+    def run(name: str, out: Path, model: Path | None = None, **changes):
         options = {"teacher": pairs[name][0], "data": text_file, "progress": False, **SHORT, **changes}
         if not options.get("full") and not PARTS & (changes.keys() - {"full"}):
             options["lora"] = True

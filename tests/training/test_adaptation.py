@@ -33,6 +33,15 @@ ONLY_MIXERS = {
     "qwen3_next", "qwen4_exp", "qwen4_exp_text",
 }  # fmt: skip
 BRIEF = {"batch_size": 2, "length": 32, "device": "cpu"}
+NO_LINEAR_LAYERS = ("proj", "layers.0.attn", "q_conv1d", "embeddings", "lm_head", "res_proj")  # fla reads its weight
+SMALL = {"lora_rank": 3, "lora_alpha": 5}
+MERGED = [(name, SMALL) for name in (*SOME, RENAMED)]
+UNFROZEN = [name for name in (*tiny.DISTINCT, "minicpmv4_6-plain") if name != RENAMED]
+MERGED += [(name, {**SMALL, "unfreeze": "norms,biases"}) for name in UNFROZEN]
+MERGED += [(name, {**PAPER, "unfreeze": "norms, biases"}) for name in (*SOME, "delta_net-plain")]
+MERGED += [(name, {**PAPER, "unfreeze": kind}) for name in (SOME[0], SOME[-1]) for kind in ("norms", "biases")]
+MERGED += [(name, {"full": True}) for name in ("delta_net-plain", "delta_net-tied", "gated_deltanet-hybrid")]
+MERGED += [("delta_net-plain", {"lora_targets": ALL_LINEAR})]
 
 
 def build(name: str, **changes) -> nn.Module:
@@ -94,16 +103,6 @@ def test_all_adapters_and_convolutions_learn_and_nothing_else(name, targets):
     perturb(adapted)  # at first B is zero, and A has no gradient
     assert idle(adapted) == []
     assert all(p.grad is None for p in adapted.parameters() if not p.requires_grad)
-
-
-SMALL = {"lora_rank": 3, "lora_alpha": 5}
-MERGED = [(name, SMALL) for name in (*SOME, RENAMED)]
-UNFROZEN = [name for name in (*tiny.DISTINCT, "minicpmv4_6-plain") if name != RENAMED]
-MERGED += [(name, {**SMALL, "unfreeze": "norms,biases"}) for name in UNFROZEN]
-MERGED += [(name, {**PAPER, "unfreeze": "norms, biases"}) for name in (*SOME, "delta_net-plain")]
-MERGED += [(name, {**PAPER, "unfreeze": kind}) for name in (SOME[0], SOME[-1]) for kind in ("norms", "biases")]
-MERGED += [(name, {"full": True}) for name in ("delta_net-plain", "delta_net-tied", "gated_deltanet-hybrid")]
-MERGED += [("delta_net-plain", {"lora_targets": ALL_LINEAR})]
 
 
 @pytest.mark.parametrize(("name", "options"), MERGED, ids=str)
@@ -168,9 +167,6 @@ def test_targets_are_endings_of_the_names_of_linear_layers(name, targets):
     assert sorted(selected.targets) == sorted(expected) != []
     assert selected.convolutions == adaptation(model).convolutions
     assert modules_trained(selected.attach(model))[0] == {*expected}
-
-
-NO_LINEAR_LAYERS = ("proj", "layers.0.attn", "q_conv1d", "embeddings", "lm_head", "res_proj")  # fla reads its weight
 
 
 @pytest.mark.parametrize(

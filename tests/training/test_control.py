@@ -14,6 +14,13 @@ from slimstate.training import tokens
 from slimstate.training.run_checkpoints import COMPLETE
 
 pytestmark = pytest.mark.slow
+IMPOSSIBLE = [
+    ({"control_teaches": True, "kd_weight": 0.0}, "`control_teaches` needs a `kd_weight` above 0"),
+    ({"control_teaches": True, "cache_teacher": "cache"}, "`cache_teacher` needs a teacher that exists"),
+    ({"control_teaches": True, **ALONE}, "`control_teaches` trains the uncut model too: give it with `teacher`"),
+    ({"control_teaches": True, "model": "UNCUT"}, "`control_teaches` needs a cut model, and .* is the uncut one"),
+    ({"control_out": "control"}, "`control_out` needs `control` or `control_teaches`"),
+]
 
 
 def test_the_uncut_model_gets_the_same_training(recoveries, recover, pairs, tmp_path):
@@ -131,16 +138,7 @@ def test_a_control_needs_a_folder_of_its_own(place, recover, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"control_teaches": True, "kd_weight": 0.0}, "`control_teaches` needs a `kd_weight` above 0"),
-        ({"control_teaches": True, "cache_teacher": "cache"}, "`cache_teacher` needs a teacher that exists"),
-        ({"control_teaches": True, **ALONE}, "`control_teaches` trains the uncut model too: give it with `teacher`"),
-        ({"control_teaches": True, "model": "UNCUT"}, "`control_teaches` needs a cut model, and .* is the uncut one"),
-        ({"control_out": "control"}, "`control_out` needs `control` or `control_teaches`"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), IMPOSSIBLE)
 def test_a_control_that_cannot_be_trained_or_teach_is_refused(options, message, recover, pairs, tmp_path):
     """Also by a dry run."""
     options = {"teacher": pairs[NAME][0], **options}

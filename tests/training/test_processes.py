@@ -17,7 +17,6 @@ from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.training.run_checkpoints import COMPLETE
 
 pytestmark = pytest.mark.slow
-
 LIGHT = "mamba2-plain"  # needs no fla, which takes ten seconds to load
 SCRIPT = TESTS / "training_commands.py"
 STEPS = 6

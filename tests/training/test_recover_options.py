@@ -23,6 +23,22 @@ from slimstate.training.recover import Preview
 from slimstate.workflows.options import PRESETS, RecoverConfig
 
 pytestmark = pytest.mark.slow
+DRY_RUNS = (
+    (NAME, {"lora_rank": 5}, None), (GATED, {"lora": True}, GATED), (NAME, {"lora_targets": "all-linear"}, None),
+    (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None), (GATED, PAPER, "paper"),
+    (NAME, {}, "full"), (NAME, {"mixers": True}, None), (TIED[1], {"full": True}, TIED[1]),
+)  # fmt: skip
+OUT_OF_RANGE = [
+    ("cache_top_k", 0), ("lora_rank", 0), ("lora_alpha", 0), ("batch_size", 0), ("steps", 0), ("length", 1),
+    ("grad_accum", 0), ("save_every", 0), ("eval_tokens", 1), ("lr", -1e-4), ("min_lr", -1e-3), ("warm_up", 1.0),
+    ("temperature", 0.0), ("kd_weight", -1.0), ("lr", math.nan), ("lr", math.inf), ("temperature", math.inf),
+]  # fmt: skip
+EXTRA = r"pip install 'slimstate\[recover\]'"
+MISSING = (
+    ("peft", {"lora": True}, f"{EXTRA}$"), ("accelerate", {}, f"{EXTRA}$"), ("peft", {"full": True}, None),
+    ("tensorboard", {"report_to": "tensorboard"}, f"{EXTRA}, or `report_to` none$"),
+    ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
+)  # fmt: skip
 
 
 def config(**values) -> RecoverConfig:
@@ -87,13 +103,6 @@ def test_explicit_options_override_the_preset(pairs, monkeypatch, execute, refus
     for flag in ("--full", "--mixers", "--no-teacher", "--control-teaches"):
         line = refusal("recover", pairs[GATED][1], "--preset", "paper", flag, "--dry-run")
         assert f"--preset paper trains adapters, from the uncut model, and {flag} contradicts it" in line
-
-
-DRY_RUNS = (
-    (NAME, {"lora_rank": 5}, None), (GATED, {"lora": True}, GATED), (NAME, {"lora_targets": "all-linear"}, None),
-    (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None), (GATED, PAPER, "paper"),
-    (NAME, {}, "full"), (NAME, {"mixers": True}, None), (TIED[1], {"full": True}, TIED[1]),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "changes", "kind"), DRY_RUNS)
@@ -206,13 +215,6 @@ BAD = {
 }  # fmt: skip
 
 
-OUT_OF_RANGE = [
-    ("cache_top_k", 0), ("lora_rank", 0), ("lora_alpha", 0), ("batch_size", 0), ("steps", 0), ("length", 1),
-    ("grad_accum", 0), ("save_every", 0), ("eval_tokens", 1), ("lr", -1e-4), ("min_lr", -1e-3), ("warm_up", 1.0),
-    ("temperature", 0.0), ("kd_weight", -1.0), ("lr", math.nan), ("lr", math.inf), ("temperature", math.inf),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
 def test_a_number_out_of_range_is_refused(name, value):
     limits = "(at least|more than|less than) [0-9]|finite"
@@ -235,14 +237,6 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs
     assert execute("recover", model, *flags(**values)) == (2, "", f"slimstate: {line}\n")
     assert re.search(message, line)
     assert before == {path for root in roots for path in root.rglob("*")}
-
-
-EXTRA = r"pip install 'slimstate\[recover\]'"
-MISSING = (
-    ("peft", {"lora": True}, f"{EXTRA}$"), ("accelerate", {}, f"{EXTRA}$"), ("peft", {"full": True}, None),
-    ("tensorboard", {"report_to": "tensorboard"}, f"{EXTRA}, or `report_to` none$"),
-    ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(("package", "changes", "way_out"), MISSING)

@@ -16,7 +16,6 @@ from slimstate.records.schema import to_json
 from slimstate.records.training import RecoveryRecord
 
 pytestmark = pytest.mark.slow
-
 RECOVERED = (NAME, GATED, "bfloat16", "full", *TIED, "alone", "controlled", "twice", "control", "paper")
 ALL_WEIGHTS = ("full", *TIED)
 
@@ -59,9 +58,8 @@ def test_only_what_is_trained_changes(kind, pairs, recoveries):
         unfrozen = kind == "paper" and ("norm" in name or "bias" in name)
         is_trained = kind in ALL_WEIGHTS or unfrozen or name.rpartition(".")[0] in modules
         assert torch.equal(before.read(name), after.read(name)) != is_trained, name
-    for name in (
-        files_of(source) - before.files.keys() - {"config.json", "README.md", RecoveryRecord.FILE, CONFIG, "notes"}
-    ):
+    changed = {"config.json", "README.md", RecoveryRecord.FILE, CONFIG, "notes"}
+    for name in files_of(source) - before.files.keys() - changed:
         assert (source / name).read_bytes() == (folder / name).read_bytes()
     configs = [{key: value for key, value in each.config.items() if key != "slimstate"} for each in (before, after)]
     assert configs[0] == configs[1]

@@ -30,16 +30,18 @@ from slimstate.training.tokens import MIN_GAP
 from slimstate.workflows.options import RecoverConfig
 
 pytestmark = pytest.mark.slow
+MEASURED = (  # weights of bfloat16 are rounded for the file, those of a tied model stored once and used twice
+    (NAME, 32, 500, {"control": True}), (NAME, 1030, None, {}), ("bfloat16", 32, 256, {}),
+    ("bfloat16", 32, 256, {"full": True}), (TIED[0], 32, 256, {"full": True}),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "full"), [(NAME, True), (GATED, False)])
 def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text_file, tmp_path):
     """Losses, learning rates and weights; and the text, of which there is much to learn, is learnt."""
     steps, lr, least, weight, temperature = 13, 5e-3, 1e-3, 0.5, 3.0
-    record = recover(
-        name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full,
-        warm_up=0.1,
-    )  # fmt: skip
+    options = {"lr": lr, "min_lr": least, "warm_up": 0.1, "kd_weight": weight, "temperature": temperature}
+    record = recover(name, tmp_path / "out", steps=steps, full=full, **options)
     uncut, source = (load(folder, device="cpu").model for folder in pairs[name])
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 4 * steps, 1, tmp_path / "tokens")
     schedule = Schedule(corpus, 4 * steps, seed=0)
@@ -77,12 +79,6 @@ def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text
         assert (after.read(part) - tensor).norm() < 0.05 * (tensor - before.read(part)).norm(), part
     assert sum(losses(record)[-4:]) < sum(losses(record)[:4]) - 1
     assert record.measured.nats.after < record.measured.nats.before
-
-
-MEASURED = (  # weights of bfloat16 are rounded for the file, those of a tied model stored once and used twice
-    (NAME, 32, 500, {"control": True}), (NAME, 1030, None, {}), ("bfloat16", 32, 256, {}),
-    ("bfloat16", 32, 256, {"full": True}), (TIED[0], 32, 256, {"full": True}),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "length", "tokens", "changes"), MEASURED)
@@ -217,7 +213,7 @@ def test_a_cached_teacher_is_loaded_only_to_measure(recover, pairs, recoveries, 
         recover(NAME, tmp_path / "third", cache_teacher=tmp_path / "few tokens", cache_top_k=257)
 
 
-def test_text_that_runs_out_is_read_again_and_the_epochs_are_reported(recover, tmp_path):
+def test_text_that_runs_out_is_read_again_in_epochs_and_eval_tokens_are_held_out_of_it_exactly(recover, tmp_path):
     text, listener = tmp_path / "some.txt", Listener()
     text.write_text(tiny.text(32 * 11))
     record = recover(NAME, tmp_path / "out", data=text, progress=listener)
@@ -230,12 +226,7 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_reported(recover, t
     once = recover(NAME, tmp_path / "again", data=text, no_repeat=True, steps=2)
     assert once.epochs == 1
     assert "no window twice" in (tmp_path / "again" / "README.md").read_text()
-
-
-def test_eval_tokens_are_held_out_of_the_training_text_exactly(recover, tmp_path):
-    text = tmp_path / "some.txt"
-    text.write_text(tiny.text(32 * 11))
-    assert recover(NAME, tmp_path / "out", data=text, eval_tokens=70).measured.tokens == 96
+    assert recover(NAME, tmp_path / "held", data=text, eval_tokens=70).measured.tokens == 96
     with pytest.raises(DataError, match="has 11 of the 12 windows of 32 tokens that are needed"):
         recover(NAME, tmp_path / "more", data=text, eval_tokens=32 * 11)
 

@@ -16,8 +16,6 @@ from slimstate.training.run_checkpoints import COMPLETE
 from slimstate.training.trainer import StudentTrainer
 
 pytestmark = pytest.mark.slow
-
-
 RUNS = (
     (NAME, {}, {}), (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}), ("full", DEFAULT, {"full": True}),
     ("controlled", {"control": True}, {}), ("paper", PAPER, {}),

@@ -22,7 +22,6 @@ from slimstate.training.options import AdaptationOptions
 from slimstate.training.shared_filters import SharedFilters, expand, share
 
 pytestmark = pytest.mark.slow
-
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
 KINDS = ["head", "all"]
 STEPS = ["full", "cut", "rotated", "recovered", "again"]

@@ -3,7 +3,6 @@
 import inspect
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -29,6 +28,7 @@ NAME = "delta_net-plain"
 SHORT = {"samples": 4, "length": 64}
 CHATS = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 TEXTS = [tiny.text()[place : place + 400] for place in range(0, 4000, 400)]
+TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     """Nothing of a model in memory is left in the folder for temporary files, also after an error."""
     place = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -174,9 +174,6 @@ def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders,
     assert not (tmp_path / "slim" / EvaluationRecord.FILE).exists()
 
 
-TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"model": 7}, "got int"),
     ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
@@ -195,7 +192,7 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
     ({"tokenizer": "words"}, "must be a tokenizer of transformers"),
     ({"method": "l1", "key_dim": 999}, "`key_dim` must be at least 1 and less than the width 24, got 999"),
     ({"method": "l1", "key_dim": "8"}, "`key_dim` must be a whole number, got '8'"),
-    ({"method": "l1", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
+    ({"model": "no model", "key_dim": 8.0}, "`key_dim` must be a whole number, got 8.0"),
     ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
     ({"method": "l1", "eval_text": TEXTS}, "`eval_text` measures what is written: give `out`"),
     ({"model": "FOLDER", "data": TEXTS, "reconstruct": True}, "`reconstruct` trains what is written: give `out`"),
@@ -248,9 +245,8 @@ def test_windows_of_calibration_and_options_of_other_methods_are_not_ignored(fol
     assert "no effect with l1 for values alone: `score`, `method`" in listener.lines
     slimstate.prune(folders["mamba2-plain"], method="l1", key_dim=8, keep_norm_eps=True, progress=listener)
     assert "no effect with mamba2: `keep_norm_eps`" in listener.lines
-    slimstate.prune(
-        folders[NAME], tmp_path / "cut", method="l1", key_dim=numpy.int64(8), device="cpu", progress=listener
-    )
+    options = {"method": "l1", "key_dim": numpy.int64(8), "device": "cpu", "progress": listener}
+    slimstate.prune(folders[NAME], tmp_path / "cut", **options)
     assert "no effect with l1: `device`" in listener.lines
     slimstate.prune(folders[NAME], apply=tmp_path / "cut", dtype="float32", progress=listener)
     assert "no effect with `apply`, which runs no model: `dtype`" in listener.lines
