@@ -1,6 +1,5 @@
 """What holds for every family with every option, and for every selector; new ones are swept in by themselves."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from cases import case, changed, cut
 from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
-from slimstate.core.layout import Mixer, Slot
+from slimstate.core.layout import Slot
 from slimstate.core.selection import Basis, Selection
 from slimstate.core.surgery import Cutter, dropped_channels, outline
 from slimstate.families import FAMILIES
@@ -76,7 +75,7 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     return pairs
 
 
-def share_epsilons(model: torch.nn.Module, cut_model: torch.nn.Module, mixers: Sequence[Mixer]) -> None:
+def share_epsilons(model: torch.nn.Module, cut_model: torch.nn.Module, mixers) -> None:
     """Give the norms outside of mixers the epsilon of the cut: most configs have one for all norms."""
     for place, norm in cut_model.named_modules():
         if not any(f"{place}.".startswith(f"{mixer.path}.") for mixer in mixers):
@@ -91,10 +90,8 @@ def masked_logits(model: torch.nn.Module, checkpoint: Checkpoint, plan: Plan, id
 
 
 def assert_close(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, method: str = "") -> None:
-    loudness = max(1.0, float(expected.std()))  # tied embeddings make large logits
-    torch.testing.assert_close(
-        logits, expected, rtol=tolerance, atol=tolerance * loudness, msg=lambda text: f"{method} {text}"
-    )
+    spread = {"rtol": tolerance, "atol": tolerance * max(1.0, float(expected.std()))}  # tied embeddings are loud
+    torch.testing.assert_close(logits, expected, **spread, msg=lambda text: f"{method} {text}")
 
 
 @pytest.mark.slow
@@ -153,14 +150,9 @@ def test_a_cut_of_values_alone_is_the_masked_original(name, folders, tmp_path):
         return
     slimstate.prune(folders[name], tmp_path / "cut", value_dim=value_dim, value_method="l1")
     before, after = Checkpoint.open(folders[name]), Checkpoint.open(tmp_path / "cut")
-    dims = after.mixers[0].axis.width, after.mixers[0].value_dim
-    assert dims == (before.mixers[0].axis.width, value_dim)
-    plan, ids, model = (
-        Plan.read(tmp_path / "cut" / PLAN),
-        tiny.token_ids(1, 80),
-        load(folders[name], device="cpu").model,
-    )
-    cut_model = load(tmp_path / "cut", device="cpu").model
+    assert (after.mixers[0].axis.width, after.mixers[0].value_dim) == (before.mixers[0].axis.width, value_dim)
+    plan, ids = Plan.read(tmp_path / "cut" / PLAN), tiny.token_ids(1, 80)
+    model, cut_model = (load(folder, device="cpu").model for folder in (folders[name], tmp_path / "cut"))
     share_epsilons(model, cut_model, before.mixers)
     with torch.inference_mode():
         logits = cut_model(input_ids=ids, use_cache=False).logits
@@ -220,9 +212,8 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_
         plan, after = Plan.read(folder / PLAN), Checkpoint.open(folder)
         if first is None:
             first, small = after, load(folder, device="cpu").model
-            joined = (
-                checkpoint.family.one_width or not {*slots.values()} <= dict(small.named_parameters()).keys()
-            )  # when they are loaded
+            running = dict(small.named_parameters()).keys()
+            joined = checkpoint.family.one_width or not {*slots.values()} <= running  # when they are loaded
             monkeypatch.setattr("slimstate.workflows.prune.check_stock_shapes", lambda *_: None)  # the same for all
         assert {**after.config, "slimstate": None} == {**first.config, "slimstate": None}
         assert all(changed.touches(part) or torch.equal(after.read(part), first.read(part)) for part in after.tensors)
@@ -306,9 +297,8 @@ def test_convolution_biases_are_cut_with_their_channels(model_type):
     selection = {0: Selection(keep=torch.tensor([[0, 3, 4, 9], [1, 2, 10, 11]]))}
     named = {f"{mixer.path}.{name}": tensor for name, tensor in layer.state_dict().items()}
     small = layer_class(**{**config, **FAMILIES[model_type].resize(config, 4, corrected=False)}, layer_idx=0).eval()
-    small.load_state_dict(
-        {name.removeprefix(mixer.path + "."): x for name, x in cut(named, [mixer], selection).items()}
-    )
+    parts = cut(named, [mixer], selection)
+    small.load_state_dict({name.removeprefix(f"{mixer.path}."): part for name, part in parts.items()})
     model = torch.nn.Module()
     model.get_submodule = lambda path: layer  # the layer stands for the whole model
     x = torch.randn(2, 70, 48)

@@ -20,6 +20,14 @@ from slimstate.system.errors import ModelError
 
 pytestmark = pytest.mark.slow
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
+WITHOUT_FLA = """
+import sys
+sys.modules["fla"] = None
+import slimstate
+for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
+    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64)
+"""
+SWEPT = ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
 
 
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
@@ -73,9 +81,7 @@ def test_vision_towers_experts_and_softmax_layers_are_not_cut(folders):
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize(
-    "name", ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
-)
+@pytest.mark.parametrize("name", SWEPT)
 def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
     """A candidate of a sweep is a masked model, and measures as the cut model does."""
     swept = slimstate.sweep(
@@ -91,15 +97,6 @@ def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
     (analyzed,) = slimstate.analyze([folders[name]], text_file, tmp_path / "traces", **options).models
     assert 0 < analyzed.utilisation <= 1
     assert analyzed.violations == 0
-
-
-WITHOUT_FLA = """
-import sys
-sys.modules["fla"] = None
-import slimstate
-for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64)
-"""
 
 
 def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):

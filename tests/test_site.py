@@ -22,9 +22,8 @@ def scripts() -> list[str]:
 
 
 def test_pages_are_up_to_date_with_the_records():
-    check = subprocess.run(
-        [sys.executable, "docs/render.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    words = [sys.executable, "docs/render.py", "--check"]
+    check = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert check.returncode == 0, check.stderr
 
 
