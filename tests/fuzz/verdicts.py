@@ -128,7 +128,9 @@ def difference(source: Path, out: Path) -> str | None:
         (source / "config.json").write_text(json.dumps(before))
     try:
         checkpoint, runtime = Checkpoint.open(source), load(source, device="cpu")
-    except SlimstateError:
+        with torch.inference_mode():
+            runtime.model(input_ids=ids, use_cache=False)
+    except (SlimstateError, RuntimeError):
         return None  # the source itself does not run
     with torch.inference_mode():
         for name, weight in runtime.model.named_parameters():
