@@ -23,11 +23,12 @@ from slimstate.families import Config, Family, family_of
 from slimstate.families.config_values import check_values
 from slimstate.records.parts import ConfigEntry, Cut, Model
 from slimstate.records.plan import MAX_PLAN_BYTES, Plan
-from slimstate.records.schema import ValidationError, Value, from_json
+from slimstate.records.schema import ValidationError, from_json
 from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError, quoted, reason_of
 from slimstate.system.input_files import check_name, expand_home, files_inside
 from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.value import Value
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -34,10 +34,11 @@ from slimstate.records.base import versions
 from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData, Uncut
 from slimstate.records.numbers import is_none, percent, signed
 from slimstate.records.parts import Text
-from slimstate.records.schema import ValidationError, Value
+from slimstate.records.schema import ValidationError
 from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.json_files import plain, read_json
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 
 STATE_WINDOWS = 2  # whose last states give the utilisation
 HINT = "choose another `out` or remove it"

@@ -17,12 +17,13 @@ from slimstate.pruning.calibration import PartialEvidence, calibrate, draw_rows
 from slimstate.pruning.options import LENGTH, Calibration
 from slimstate.records.numbers import plural
 from slimstate.records.parts import Text
-from slimstate.records.schema import ValidationError, Value, from_json
+from slimstate.records.schema import ValidationError, from_json
 from slimstate.selectors import Selector
 from slimstate.system import distributed, threads
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 SHORT_TEXT_WINDOWS = 8  # of a text that is shorter than one window of the default length
 ENOUGH = 16  # tokens for each channel of a head, below which a choice may be poor

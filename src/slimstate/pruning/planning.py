@@ -22,12 +22,13 @@ from slimstate.pruning.options import Calibration
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
 from slimstate.records.plan import Plan, SourceModel, read_plan_file
-from slimstate.records.schema import Value, from_json
+from slimstate.records.schema import from_json
 from slimstate.selectors import Case, Request, Selector, channel_methods, choose
 from slimstate.system import threads
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.json_files import JsonObject, plain
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 
 class SelectionJob(Value):

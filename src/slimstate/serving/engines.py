@@ -12,7 +12,8 @@ from typing import Any, Literal
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.families.contract import Config
 from slimstate.records.cut import Serving
-from slimstate.records.schema import Value, from_json
+from slimstate.records.schema import from_json
+from slimstate.system.value import Value
 
 TITLES: Mapping[str, str] = {
     "transformers": "transformers", "mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang",

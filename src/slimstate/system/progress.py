@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
@@ -64,6 +65,7 @@ class Reporter:
         yield lambda cells: self.say("  ".join(cells))
 
 
+@dataclass
 class Pace:
     """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes.
 
@@ -71,19 +73,22 @@ class Pace:
     with its cost in tokens; `earlier` are the seconds per token of work before.
     """
 
-    def __init__(
-        self, label: str, total: int | None, later: int = 0, tokens: float = 0, outer: "Pace | None" = None,
-        follows: Sequence[tuple[str, float]] = (), earlier: float = 0, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self.label, self.total, self.later, self.tokens = label, total, later, tokens
-        self.outer, self.follows, self.earlier, self.clock = outer, follows, earlier, clock
-        self.start: tuple[int, float] | None = None
-        self.done, self.time = 0, 0.0  # of the last update
+    label: str
+    total: int | None
+    later: int = 0
+    tokens: float = 0
+    outer: "Pace | None" = None
+    follows: Sequence[tuple[str, float]] = ()
+    earlier: float = 0
+    clock: Callable[[], float] = time.monotonic
+    start: tuple[int, float] | None = field(default=None, init=False)
+    done: int = field(default=0, init=False)  # at the last update
+    updated: float = field(default=0.0, init=False)  # the time of the last update
 
     def update(self, done: int) -> None:
-        self.done, self.time = done, self.clock()
+        self.done, self.updated = done, self.clock()
         if self.start is None:
-            self.start = done, self.time
+            self.start = done, self.updated
 
     def left(self) -> str:
         """Return the remaining time, or an empty string where it is not known or nothing remains."""
@@ -93,7 +98,7 @@ class Pace:
             return ""
         per_token = self.seconds_per_token
         seconds = self.seconds_per_step * (self.total + self.later - self.done)
-        seconds += per_token * sum(tokens for _, tokens in self.follows) - self.clock() + self.time
+        seconds += per_token * sum(tokens for _, tokens in self.follows) - self.clock() + self.updated
         unknown = [work for work, tokens in self.follows if not per_token * tokens]
         return ", then ".join([f"{timedelta(seconds=max(0, round(seconds)))} left", *unknown])
 
@@ -101,7 +106,7 @@ class Pace:
     def seconds_per_step(self) -> float:
         """The mean time of the steps so far, 0 where none was timed."""
         first, started = self.start or (self.done, 0.0)
-        return (self.time - started) / (self.done - first) if self.done > first else 0.0
+        return (self.updated - started) / (self.done - first) if self.done > first else 0.0
 
     @property
     def seconds_per_token(self) -> float:

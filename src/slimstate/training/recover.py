@@ -11,12 +11,13 @@ from pathlib import Path
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.stock import stock_model
 from slimstate.records.base import Displayable
-from slimstate.records.schema import Value, from_json, to_json
+from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RecoveryRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place, overlap
 from slimstate.system.errors import OutputError
 from slimstate.system.json_files import JsonObject, difference
+from slimstate.system.value import Value
 from slimstate.training.adaptation import adaptation_of
 from slimstate.training.options import RecoverOptions
 from slimstate.training.run_checkpoints import CONTROL

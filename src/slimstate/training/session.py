@@ -30,11 +30,12 @@ from slimstate.records.base import versions
 from slimstate.records.folder import check_model_folder
 from slimstate.records.numbers import epochs_text, plural
 from slimstate.records.parts import Text
-from slimstate.records.schema import Value, from_json, to_json
+from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RecoveryRecord, Teacher, TrainingRecord, TrainingRunRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 from slimstate.training.adaptation import Adaptation, adaptation_of, trainable
 from slimstate.training.options import TrainOptions
 from slimstate.training.progress import TrainingProgress

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slimstate.records.schema import ValidationError, Value, from_json, is_number
+from slimstate.records.schema import ValidationError, from_json, is_number
 from slimstate.serving.options import EngineOptions
 from slimstate.system.errors import ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
+from slimstate.system.value import Value
 
 PROGRAM = Path(__file__).with_name("engine_process.py")
 OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
