@@ -170,7 +170,7 @@ class Option(Value):
 
 
 def as_path(value: object, name: str = "out") -> Path:
-    """Return the value of a parameter as a path; refuse what is none."""
+    """Return the value of a parameter as a path; refuse values of other types."""
     if not isinstance(value, (str, PathLike)) or "\0" in str(value):
         raise PlanError(f"`{name}` must be a path, got {quoted(repr(value))}")
     return Path(value)
