@@ -4,10 +4,12 @@ import inspect
 
 import pytest
 import torch
+from transformers import DynamicCache
 from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 
 from slimstate.families import FAMILIES
 from slimstate.kernels import gated_gradient, patches
+from tiny import VARIANTS, build
 
 OF_FLA = [name for name, family in FAMILIES.items() if family.library == "fla"]
 PLACES = ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
@@ -41,13 +43,40 @@ def test_a_gated_norm_saves_only_its_inputs_and_has_the_same_gradient():
     patches.use_reference(FAMILIES["bamba"].hook)
     norm, forward, results, saved = BambaRMSNormGated(8, 4), BambaRMSNormGated.forward, [], []
     x, gate = (torch.randn(2, 5, 8, requires_grad=True) for _ in range(2))
-    for compute in (forward.__wrapped__.args[0], forward):
+    for compute in (inspect.unwrap(forward), forward):
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda x: x):
             y = compute(norm, x, gate)
         results.append([y, *torch.autograd.grad(y.sin().sum(), (x, gate, norm.weight))])
     assert {tensor.data_ptr() for tensor in saved} <= {x.data_ptr(), gate.data_ptr()}
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "falcon_h1", "zamba2"])
+def test_a_layer_of_mamba2_that_is_recomputed_saves_only_its_input_and_has_the_same_gradient(model_type):
+    model = build(VARIANTS[f"{model_type}-plain"]).train()
+    (mixer,) = FAMILIES[model_type].mixers(model.config.to_dict())[:1]
+    layer, x = model.get_submodule(mixer.path), torch.randn(2, 70, mixer.input_size, requires_grad=True)
+    weights, results, saved, sizes = list(layer.parameters()), [], [], []
+    for forward in (type(layer).forward, patches.recomputed(inspect.unwrap(type(layer).forward), is_random=True)):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = forward(layer, hidden_states=x)
+        of_weights = {weight.data_ptr() for weight in weights}
+        sizes.append(sum(t.numel() for t in saved if t.data_ptr() not in of_weights))
+        results.append([y, *torch.autograd.grad(y.sin().sum(), (x, *weights), allow_unused=True)])
+    assert sizes[1] <= x.numel() < sizes[0]
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+def test_layers_are_recomputed_in_training_on_a_gpu_without_a_cache():
+    layer, x = torch.nn.Linear(2, 2), torch.empty(1, 2, device="meta")
+    assert patches.trains_on_gpu(layer, hidden_states=x, cache_params=None)
+    assert not patches.trains_on_gpu(layer, hidden_states=x, cache_params=DynamicCache())
+    assert not patches.trains_on_gpu(layer, hidden_states=torch.empty(1, 2))
+    with torch.no_grad():
+        assert not patches.trains_on_gpu(layer, hidden_states=x)
+    assert not patches.trains_on_gpu(layer.eval(), hidden_states=x)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -71,7 +71,7 @@ def test_on_a_gpu_fla_computes_half_precision_unless_channels_are_too_few_for_it
     plain = plain._replace(B=plain.B.new_empty(2, 5, 2, 64))
     trained = Inputs(*(x.clone().requires_grad_() for x in plain))
     assert form_for(trained) is grouped  # few values, and a gradient
-    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is state_space.recomputed
+    assert form_for(trained._replace(x=plain.x.new_empty(*plain.x.shape[:3], 64))) is state_space.by_fla_again
     assert form_for(plain) is by_fla
     assert form_for(Inputs(*(x.float() for x in plain))) is grouped
     assert form_for(plain.at(slice(1))) is by_head
@@ -81,10 +81,15 @@ def test_on_a_gpu_fla_computes_half_precision_unless_channels_are_too_few_for_it
     assert form_for(plain) is grouped
 
 
-def test_a_scan_that_is_computed_again_has_the_same_gradient(monkeypatch):
+@pytest.mark.parametrize("scan", [by_head, grouped, lambda tensors: state_space._scan(tensors, 64)])
+def test_a_scan_that_is_computed_again_has_the_same_gradient(scan):
     runs, results = [], []
-    monkeypatch.setattr(state_space, "by_fla", lambda tensors: runs.append(1) or state_space._scan(tensors, 64))
-    for form in (state_space.by_fla, state_space.recomputed):
+
+    def counted(tensors):
+        runs.append(1)
+        return scan(tensors)
+
+    for form in (counted, patches.recomputed(counted)):
         tensors = Inputs(*(x.detach().requires_grad_() for x in inputs(70)))
         y, last = form(tensors)
         results.append([y, last, *torch.autograd.grad(y.square().sum() + last.sum(), tensors)])

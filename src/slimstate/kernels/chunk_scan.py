@@ -94,8 +94,8 @@ class _ChunkScan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor, by_last: Tensor) -> tuple[Any, ...]:
-        count = len(HEAD_AXES)
-        tensors, saved, each = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.count_per_part
+        everything, count, each = ctx.saved_tensors, len(HEAD_AXES), ctx.count_per_part  # checkpoints give it once
+        tensors, saved = everything[:count], everything[count:]
         gradients = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors]
 
         def work(number: int) -> None:

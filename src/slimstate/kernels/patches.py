@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slimstate.core.layout import HookPoint
 from slimstate.system.plugins import listed_values
 
 IN_PYTORCH = ContextVar("in PyTorch on any device", default=False)  # whether `in_pytorch` is open
+IN_RECOMPUTED = ContextVar("in what a backward pass computes again", default=False)
 
 
 @contextmanager
@@ -78,6 +79,39 @@ def gated_backward_refused() -> bool:
 def needs_gradient(*args: Any, **kwargs: Any) -> bool:
     """Return whether a backward pass through these arguments may follow."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(*args, **kwargs))
+
+
+def saves_for_backward(*args: Any, **kwargs: Any) -> bool:
+    """Return whether what is computed from these arguments would be in memory until a backward pass."""
+    return needs_gradient(*args, **kwargs) and not IN_RECOMPUTED.get()
+
+
+def trains_on_gpu(layer: nn.Module, *args: Any, **kwargs: Any) -> bool:
+    """Return whether a call of a layer is a step of training on a GPU, without a cache, which it would update twice."""
+    from transformers import Cache
+
+    has_cache = any(isinstance(value, Cache) for value in (*args, *kwargs.values()))
+    return layer.training and torch.is_grad_enabled() and not has_cache and not on_cpu(*args, **kwargs)
+
+
+def recomputed(forward: Callable[..., Any], *, is_random: bool = False) -> Callable[..., Any]:
+    """Return a function that saves its inputs only, because the backward pass computes it again.
+
+    Where it may draw random numbers, as dropout of adapters does, they are the same again.
+    """
+
+    def without_saving_parts(*args: Any, **kwargs: Any) -> Any:
+        before = IN_RECOMPUTED.set(True)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            IN_RECOMPUTED.reset(before)
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(without_saving_parts, *args, use_reentrant=False, preserve_rng_state=is_random, **kwargs)
+
+    return run
 
 
 def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
@@ -182,7 +216,8 @@ def use_reference(hook: HookPoint) -> None:
     """Replace compiled kernels in a transformers module by our functions, or by their own in PyTorch.
 
     Transformers chooses compiled kernels when it is imported, by what is installed and not by the device of tensors.
-    Gated norms are recomputed in a backward pass. A second call does nothing.
+    A backward pass recomputes gated norms, and in training on a GPU whole layers of Mamba-2, which have wide values.
+    A second call does nothing.
     """
     module, ours = importlib.import_module(hook.module), in_transformers()
     for name in (*hook.every_operator, *hook.gpu_kernels):
@@ -192,8 +227,18 @@ def use_reference(hook: HookPoint) -> None:
         if patch.version is not current:
             replace(patch, place=f"{hook.module}.{name}").install()
     for name in [name for name in vars(module) if name.endswith("RMSNormGated")]:  # saves five tensors in float32
-        place, forward = f"{hook.module}.{name}.forward", getattr(module, name).forward
-        recomputed = functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
-        Patch(place, recomputed, needs_gradient).install()
+        norm = recomputed(getattr(module, name).forward)
+        Patch(f"{hook.module}.{name}.forward", norm, saves_for_backward).install()
+    if hook.fused_layers:
+        for layer in _layers_that_call(hook):
+            again = recomputed(layer.forward, is_random=True)
+            Patch(f"{hook.module}.{layer.__name__}.forward", again, trains_on_gpu).install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), lambda *_, **__: True).install()
+
+
+def _layers_that_call(hook: HookPoint) -> list[type[nn.Module]]:
+    """Return the classes of a transformers module whose forward pass calls the operator."""
+    values = vars(importlib.import_module(hook.module)).values()
+    layers = [value for value in values if isinstance(value, type) and issubclass(value, nn.Module)]
+    return [layer for layer in layers if hook.operators[0] in inspect.unwrap(layer.forward).__code__.co_names]

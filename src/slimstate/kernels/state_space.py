@@ -22,12 +22,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from slimstate.kernels import gla
 from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import per_value_head, wide
-from slimstate.kernels.patches import IN_PYTORCH, Patch, has_fla, has_float64, needs_gradient, too_precise_for_triton
+from slimstate.kernels.patches import (
+    IN_PYTORCH,
+    Patch,
+    has_fla,
+    has_float64,
+    needs_gradient,
+    recomputed,
+    saves_for_backward,
+    too_precise_for_triton,
+)
 
 CHUNK = 64  # tokens of a chunk on a GPU, where decays between its tokens cost as much as its state
 # elements of the decays between tokens that are in memory at once, and chunks of a segment
@@ -88,7 +96,7 @@ def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     narrow = keys < MIN_CHANNELS_OF_FLA or (values < MIN_CHANNELS_OF_FLA and needs_gradient(*inputs))
     if too_precise_for_triton(inputs.x) or narrow or IN_PYTORCH.get() or not has_fla():
         return grouped
-    return recomputed if needs_gradient(*inputs) else by_fla
+    return by_fla_again if saves_for_backward(*inputs) else by_fla
 
 
 def by_head(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -112,10 +120,7 @@ def by_fla(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return torch.addcmul(y, D.unsqueeze(-1).to(y), x), last.mT.contiguous()
 
 
-def recomputed(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return the result of `by_fla`; the backward pass recomputes keys and queries per head instead of saving them."""
-    result: tuple[Tensor, Tensor] = checkpoint(by_fla, inputs, use_reentrant=False, preserve_rng_state=False)
-    return result
+by_fla_again = recomputed(by_fla)  # the backward pass computes keys and queries per head again
 
 
 def grouped(inputs: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
@@ -146,7 +151,8 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor, by_last: Tensor) -> tuple[Any, ...]:
-        inputs, states = Inputs(*ctx.saved_tensors[:7]), ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # once, because checkpoints do not give it again
+        inputs, states = Inputs(*saved[:7]), saved[6:]
         into = Inputs(*map(torch.empty_like, inputs))._replace(D=torch.zeros_like(inputs.D), state=by_last)
         segments = zip(_segments(inputs, ctx.chunk), states, strict=True)
         for tokens, state in reversed(list(segments)):
