@@ -1,15 +1,17 @@
-"""Products of experts follow autocast, as all other products do."""
+"""Experts follow autocast, as all other products do, and save only their inputs in training on a GPU."""
 
 import pytest
 import torch
 from transformers.integrations import moe
 
-from slimstate.kernels.experts import follow_autocast
+from slimstate.kernels import experts
+from slimstate.kernels.experts import prepare_experts
+from tiny import VARIANTS, build
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(16, torch.bfloat16), (12, torch.float32)])
 def test_experts_compute_in_the_dtype_of_autocast_where_rows_are_aligned(columns, dtype):
-    follow_autocast()
+    prepare_experts()
     torch.manual_seed(0)
     rows, ends = torch.randn(10, 8), torch.tensor([4, 4, 10], dtype=torch.int32)
     weight = torch.randn(3, 8, columns, requires_grad=True)
@@ -23,3 +25,21 @@ def test_experts_compute_in_the_dtype_of_autocast_where_rows_are_aligned(columns
     product.float().square().sum().backward()
     assert weight.grad[0].any()
     assert not weight.grad[1].any()
+
+
+def test_training_on_a_gpu_saves_the_inputs_of_experts_and_has_the_same_gradient(monkeypatch):
+    model = build(VARIANTS["granitemoehybrid-plain"]).train()
+    layer = next(module for name, module in model.named_modules() if name.endswith("moe.experts"))
+    x, weights = torch.randn(20, layer.hidden_dim, requires_grad=True), list(layer.parameters())
+    choice, shares = torch.randint(layer.num_experts, (20, 2)), torch.rand(20, 2, requires_grad=True)
+    results, saved, sizes = [], [], []
+    for on_gpu in (False, True):
+        monkeypatch.setattr(experts, "trains_on_gpu", lambda *_, answer=on_gpu: answer)
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = layer(x, choice, shares)
+        of_weights = {weight.data_ptr() for weight in weights}
+        sizes.append(sum(t.numel() for t in saved if t.data_ptr() not in of_weights))
+        results.append([y, *torch.autograd.grad(y.sin().sum(), (x, shares, *weights))])
+    assert sizes[1] <= x.numel() + choice.numel() + shares.numel() < sizes[0] / 3
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)

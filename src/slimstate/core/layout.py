@@ -127,6 +127,7 @@ class HookPoint(Value):
     # functions that compute a whole layer and ignore adapters of its linear maps, never called while slimstate runs
     # a model: ("mamba2_split_conv1d_scan_combined",)
     fused_layers: tuple[str, ...] = ()
+    recomputed: bool = False  # whether training on a GPU computes a layer again, because much of it is in float32
     cache: str = "past_key_values"  # the name of the cache, as an argument and in the output: "cache_params"
 
     @property

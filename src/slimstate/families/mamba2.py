@@ -40,6 +40,7 @@ class Mamba2(Family):
     path: str = "model.layers.{}.mamba"  # the path of a layer
     stored_path: str | None = None  # its path in the files, if that is another: "backbone.layers.{}.mixer"
     softmax_everywhere: bool = False  # whether every layer has softmax attention beside the state
+    multiplied: bool = False  # whether layers multiply by vectors in float32, which autocast leaves so
     logits_multiplier: str | None = None  # the config field by which logits are multiplied: "lm_head_multiplier"
     logits_divisor: str | None = None  # the config field by which logits are divided: "logits_scaling"
     state_dtype: str | None = None  # the dtype of states in engines, if its config has none: "float32"
@@ -120,7 +121,7 @@ class Mamba2(Family):
             per_token=("hidden_states", "dt"), initial_state="initial_states", final_state="return_final_states",
             value_first=True, scales_queries=False, returns_pair=False,
             gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
-            fused_layers=("mamba2_split_conv1d_scan_combined",), cache=self.cache,
+            fused_layers=("mamba2_split_conv1d_scan_combined",), recomputed=self.multiplied, cache=self.cache,
         )  # fmt: skip
 
     def head_dim(self, values: Config) -> int:
@@ -222,7 +223,7 @@ FAMILIES = (
     ),
     Mamba2(model_type="bamba", fields=HYBRID, defaults=HYBRID_DEFAULTS),
     Mamba2(
-        model_type="falcon_h1", softmax_everywhere=True, logits_multiplier="lm_head_multiplier",
+        model_type="falcon_h1", softmax_everywhere=True, multiplied=True, logits_multiplier="lm_head_multiplier",
         fields=replace(HYBRID, inner="mamba_d_ssm", normed="mamba_rms_norm"),
         defaults={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024, "mamba_rms_norm": False},
     ),

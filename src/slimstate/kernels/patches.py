@@ -216,8 +216,8 @@ def use_reference(hook: HookPoint) -> None:
     """Replace compiled kernels in a transformers module by our functions, or by their own in PyTorch.
 
     Transformers chooses compiled kernels when it is imported, by what is installed and not by the device of tensors.
-    A backward pass recomputes gated norms, and in training on a GPU whole layers of Mamba-2, which have wide values.
-    A second call does nothing.
+    A backward pass recomputes gated norms, and in training on a GPU the layers whose hook says so. A second call does
+    nothing.
     """
     module, ours = importlib.import_module(hook.module), in_transformers()
     for name in (*hook.every_operator, *hook.gpu_kernels):
@@ -229,10 +229,9 @@ def use_reference(hook: HookPoint) -> None:
     for name in [name for name in vars(module) if name.endswith("RMSNormGated")]:  # saves five tensors in float32
         norm = recomputed(getattr(module, name).forward)
         Patch(f"{hook.module}.{name}.forward", norm, saves_for_backward).install()
-    if hook.fused_layers:
-        for layer in _layers_that_call(hook):
-            again = recomputed(layer.forward, is_random=True)
-            Patch(f"{hook.module}.{layer.__name__}.forward", again, trains_on_gpu).install()
+    for layer in _layers_that_call(hook) if hook.recomputed else ():
+        again = recomputed(layer.forward, is_random=True)
+        Patch(f"{hook.module}.{layer.__name__}.forward", again, trains_on_gpu).install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), lambda *_, **__: True).install()
 

@@ -10,7 +10,7 @@ import torch
 from slimstate.families import FAMILIES, family_of
 from slimstate.families.contract import Library
 from slimstate.kernels.autotune import compile_in_threads, remove_faulty_variants, tune_briefly
-from slimstate.kernels.experts import follow_autocast
+from slimstate.kernels.experts import prepare_experts
 from slimstate.kernels.patches import Backend, gated_backward_refused, has_fla, install, use_reference
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
@@ -78,7 +78,7 @@ def prepare(model_type: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         use_reference(family.hook)
-        follow_autocast()
+        prepare_experts()
         if torch.cuda.is_available():
             _tune_quickly()
             if has_fla():
