@@ -185,21 +185,22 @@ def _production() -> str:
             row |= {kind: statistics.median(seconds)} if seconds else {}
         row |= {"first": part["layers"][0]["seconds"], "minutes": whole["total"] / 60}
         peak = max(layer.get("gpu_peak_bytes") or 0 for layer in part["layers"])
-        row |= {"gpu": peak / GIB} if peak else {}
-        row |= {"host": part["host_peak_bytes"] / GIB} if "host_peak_bytes" in part else {}
+        row |= {"gpu": peak / GIB, "host": part["host_peak_bytes"] / GIB, "processor": part["processor_seconds"]}
         rows.append({**row, "prune": model["prune"]["seconds"], "all": part["seconds"]})
     columns = {
         "shapes of": "{model}", "`prune`, s": "{prune:.0f}", "`--reconstruct`, s": "{all:.0f}",
         "first linear layer, s": "{first:.1f}", "each next, s": "{linear:.1f}", "other layers, s": "{other:.1f}",
-        "GPU, GiB": "{gpu:.1f}", "host, GiB": "{host:.1f}", "layers of the whole": "{layers}",
-        "minutes for all": "{minutes:.0f}",
+        "processor, s": "{processor:.0f}", "GPU, GiB": "{gpu:.1f}", "host, GiB": "{host:.1f}",
+        "layers of the whole": "{layers}", "minutes for all": "{minutes:.0f}",
     }  # fmt: skip
-    # what a run did not record has no column
-    columns = {
-        title: form for title, form in columns.items() if any(form[1:].split(":")[0].rstrip("}") in row for row in rows)
-    }
     about = f"{measured['device']}, {measured['samples']} x {measured['length']} tokens"
     return f"{about} ([record](records/production.json)):\n\n{table(columns, rows)}"
+
+
+def _mean_linear_layer() -> float:
+    """Return the mean seconds of the linear layers at full width."""
+    layers = record("production")["models"]["qwen3-next-80b"]["reconstruct"]["layers"]
+    return statistics.mean(layer["seconds"] for layer in layers if layer["kind"] == "linear")
 
 
 def _times() -> list[dict[str, Any]]:
@@ -322,6 +323,7 @@ TABLES = {
     "reconstruction-memory": table({"": "{part}", "GB": "{gb:.2f}"}, _memory()),
 }
 NUMBERS = {
+    "production-mean": f"{_mean_linear_layer():.0f}",
     "dims-recall-error": _recall_error(),
     "reconstruction-sum": f"{sum(gained('reconstructed', *place) for place in PLACES):.3f}",
     "reconstruction-cut-sum": f"{sum(gained('cut', *place) for place in PLACES):.2f}",
