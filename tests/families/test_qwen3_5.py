@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.reconstruction.rates import reconstruction_tokens
+from slimstate.records.parts import ReconstructionSettings
 from tiny_model import GATED_DELTA_HYBRID, KINDS, MIXTURE, seeing, variants
 
 INDEXED = {"layer_types": [kind.replace("full", "indexed") for kind in KINDS], "indexer_n_heads": 2, "hc_lowrank": 8}
@@ -32,6 +34,8 @@ def test_a_language_model_alone_and_within_another_have_the_same_layers(name, fo
     for inner, outer in zip(text.mixers, whole.mixers, strict=True):
         assert (inner.axis, inner.path) == (outer.axis, outer.path)
         assert outer.stored_path == str(inner.stored_path).replace("model.", "model.language_model.")
+    settings = ReconstructionSettings(steps=10, batch=2, samples=8, length=32, learning_rate=None, seed=0)
+    assert reconstruction_tokens(whole, settings) == reconstruction_tokens(text, settings)
 
 
 def test_a_text_model_with_the_names_of_a_larger_model_is_cut_alike(folders, tmp_path):

@@ -27,7 +27,7 @@ class Layers:
         self.task = SimpleNamespace(copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights))
         mixers = [SimpleNamespace(layer=layer, place_in_files=f"{layer}", input_size=width) for layer in range(count)]
         tensors = {f"{layer}.key.weight": SimpleNamespace(shape=(4, width)) for layer in range(count)}
-        teacher = SimpleNamespace(mixers=mixers, tensors=tensors, config={})
+        teacher = SimpleNamespace(mixers=mixers, tensors=tensors, language_config={})
         self.rates = Rates.of(teacher, settings, SILENT)
         monkeypatch.setattr(rates, "fit", self.fit)
 

@@ -74,6 +74,11 @@ class Checkpoint(Value):
     def family(self) -> Family:
         return family_of(self.config)
 
+    @property
+    def language_config(self) -> Config:
+        """The part of the config that describes the language model."""
+        return self.family.language_config(self.config)
+
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixers of this model; the weights have every slot with the size that the config says."""

@@ -179,7 +179,7 @@ def check_tensor_names(checkpoint: Checkpoint) -> None:
 
 def _check_vocabulary_size(checkpoint: Checkpoint) -> None:
     """Refuse a vocabulary larger than the files, for which a library would allocate random embeddings."""
-    hidden, vocabulary = checkpoint.mixers[0].input_size, checkpoint.config.get("vocab_size", 0)
+    hidden, vocabulary = checkpoint.mixers[0].input_size, checkpoint.language_config.get("vocab_size", 0)
     if isinstance(vocabulary, int) and vocabulary * hidden > checkpoint.parameters:
         size = f"{checkpoint.parameters:,} parameters in the files"
         raise ModelError(f"config.json: embeddings of {vocabulary:,} tokens are more than the {size}")

@@ -65,8 +65,9 @@ def _bytes_on_device(job: SelectionJob) -> dict[str, float]:
         "evidence": sum(16 * mixer.axis.heads * mixer.axis.width**2 for mixer in checkpoint.mixers),
     }
     if BACKWARD & needs:
-        vocabulary = int(checkpoint.config.get("vocab_size", 0))
-        layers = int(checkpoint.config.get("num_hidden_layers", len(checkpoint.mixers)))
+        config = checkpoint.language_config
+        vocabulary = int(config.get("vocab_size", 0))
+        layers = int(config.get("num_hidden_layers", len(checkpoint.mixers)))
         sizes["a pass"] = BACKWARD_COPIES[kind] * layers * states + 12 * tokens * vocabulary
     if "gradient" in needs:
         rows = sum(mixer.axis.heads * mixer.axis.width * mixer.input_size for mixer in checkpoint.mixers)

@@ -111,7 +111,7 @@ class Rates:
 
 def step_tokens(model: Checkpoint, settings: ReconstructionSettings) -> float:
     """Return the cost of a step, in tokens once forward through the whole model."""
-    layers = int(model.config.get("num_hidden_layers", len(model.mixers)))
+    layers = int(model.language_config.get("num_hidden_layers", len(model.mixers)))
     return WITH_GRADIENT * settings.batch * settings.length / layers
 
 

@@ -184,7 +184,7 @@ def find_teacher(student: Checkpoint, source: str | PathLike[str] | None, report
             raise PlanError("give the uncut model with `teacher`, or `no_teacher` to learn from the text alone")
         reporter.say(f"teacher: {source}, which the model was cut from")
     teacher = Checkpoint.open(source)
-    sizes = [checkpoint.config.get("vocab_size") for checkpoint in (student, teacher)]
+    sizes = [checkpoint.language_config.get("vocab_size") for checkpoint in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ModelError(f"{student.source} has a vocabulary of {sizes[0]}, the teacher {source} one of {sizes[1]}")
     if load_tokenizer(student.folder).get_vocab() != load_tokenizer(teacher.folder).get_vocab():
