@@ -8,6 +8,7 @@ from typing import Any
 
 from tables.layout import DOCS, GIB, grid, only, percent, record, table, timings
 
+OURS = "fla + slimstate's kernel for one step"  # the scan of models on a GPU
 LAYERS = {"DeltaNet": "delta_net", "Gated DeltaNet": "gated_deltanet"}
 BIG = {"DeltaNet 370M": "delta_net-370m", "DeltaNet 1.3B": "delta_net-1.3b"}
 BIGGER = {"DeltaNet 2.7B": "delta_net-2.7b"}
@@ -107,7 +108,7 @@ def _scans() -> list[dict[str, Any]]:
         by_model.setdefault(row["model_type"], {})[row["scan"]] = row
     result = []
     for name, scans in by_model.items():
-        ours, theirs = scans["fla + slimstate's kernel for one step"], scans.get("transformers' scan")
+        ours, theirs = scans[OURS], scans.get("transformers' scan")
         row: dict[str, Any] = {"model": name, **ours}
         for way in ("forward", "training") if theirs else ():
             speed = f"{way}_tokens_per_second"
