@@ -23,8 +23,9 @@ WAYS: dict[str, str | dict[str, Any]] = {
     DISTILLED: {"way": "heads from others, distilled"},
 }  # fmt: skip
 # by model: key and value dims, the uncut ones first
-ALL_MODELS = {**MODELS, "Hybrid": "qwen3_next-30m"}
-KEYS = {title: [(key_dim, 256 if "Gated" in title else 128) for key_dim in (128, *KEY_DIMS)] for title in ALL_MODELS}
+ALL_MODELS = {**MODELS, "Hybrid": "qwen3_next-30m", "Mamba-2": "mamba2-30m"}
+VALUES = {"DeltaNet": 128, "Gated DeltaNet": 256, "Hybrid": 128, "Mamba-2": 64}
+KEYS = {title: [(key_dim, VALUES[title]) for key_dim in (128, *KEY_DIMS)] for title in ALL_MODELS}
 BOTH = {
     "DeltaNet": [(128, 128), (96, 96), (64, 128), (128, 64), (32, 128), (64, 64)],
     "Gated DeltaNet": [(128, 256), (96, 192), (64, 256), (128, 128), (32, 256), (64, 128)],
