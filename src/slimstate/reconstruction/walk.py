@@ -123,6 +123,7 @@ class Walk:
         weights = DTYPES[teacher.tensors[teacher.mixers[0].name_of(teacher.mixers[0].key)].dtype]
         dtype = torch.float32 if self.precision == torch.float32 else weights
         self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, dtype)
+        self._read_ahead(0)
         self.cut_model = OneLayerModel(teacher, cut.config(), self.device, dtype)
         name = self.uncut_model.embedding_name()
         self.uncut_stream = Stream(self.uncut_model, teacher.stored(name), tokens)
@@ -155,8 +156,7 @@ class Walk:
         uncut = self.uncut_model.convert(number, stored)
         with self.uncut_model.with_weights(number, uncut):
             layer = self._cut(number, stored, uncut)
-            if number + 1 < self.uncut_model.layers:  # the system reads the next layer while this one is trained
-                self.teacher.read_ahead(self.uncut_model.stored_names(self.teacher, number + 1))
+            self._read_ahead(number + 1)  # while this one is trained
             trained = () if mixer is None or layer.errors else self._trained_places(number, mixer.path)
             targets = self._mixer_outputs(mixer) if mixer is not None and trained and self.refits else ()
             added = self._advance(self.uncut_stream, number)
@@ -167,6 +167,11 @@ class Walk:
                 yield layer.errors or self._reconstruct(layer, trained, added, targets)
             if number + 1 < self.uncut_model.layers:
                 self._check(self._advance(self.cut_stream, number), f"layer {number} of the cut model")
+
+    def _read_ahead(self, number: int) -> None:
+        """Let the system read a layer into its cache, if there is such a layer."""
+        if number < self.uncut_model.layers:
+            self.teacher.read_ahead(self.uncut_model.stored_names(self.teacher, number))
 
     def _check(self, total: float, what: str) -> None:
         """Raise a `ModelError` where a sum over a layer is not finite."""
