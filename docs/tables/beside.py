@@ -241,7 +241,7 @@ def _preset() -> str:
     ]  # fmt: skip
     columns = {
         "model": "{model}", "uncut": "{uncut}", "cut": "{before}", "fine-tuned": "{after}",
-        "uncut, same training": "{control}", "gap closed": "{closed}",
+        "uncut, same training": "{control}", "gap to uncut closed": "{closed}",
     }  # fmt: skip
     return f"{table(columns, rows)}\n\nRecord: {_links(['preset-paper'])}."
 
