@@ -27,7 +27,7 @@ from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
 from slimstate.pruning.evidence import calibration_windows
 from slimstate.pruning.options import Calibration
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import DataError, PlanError
 
 TOKENIZER = load_tokenizer(ROOT / "demo" / "model")  # tokens of several characters, so that a divided word shows
 LETTERS = tiny.tokenizer()  # a token per character
@@ -179,6 +179,7 @@ def test_a_row_is_a_document_unless_rows_are_lines(tmp_path):
     lines = write(tmp_path / "x.jsonl", ["a\n", "b\n"])
     assert tokens_in(lines, "rows") == tokens_of("a\n", "b\n")
     assert tokens_in(lines) == tokens_of("a\nb\n")
+    assert tokens_in(write(tmp_path / "x.jsonl", [""] * 99 + ["a\n"])) == tokens_of("\n" * 99 + "a\n")
     assert tokens_in(write(tmp_path / "x.txt", "a\nb\n"), "rows") == tokens_of("a\nb\n")
 
 
@@ -218,6 +219,9 @@ def test_a_dataset_has_a_config_and_a_split_and_its_lines_are_one_text(name, req
     monkeypatch.setattr("slimstate.data.sources.hub.is_reachable", lambda: True)
     assert tokens_in(name) == tokens_of(WIKI)
     assert requests == [request_]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"words": "a"}])
+    with pytest.raises(DataError, match="has no column 'text' or 'page'"):
+        tokens_in(name)
 
 
 def test_a_text_is_recognised_by_any_of_its_names(tmp_path):

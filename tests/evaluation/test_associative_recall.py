@@ -1,9 +1,13 @@
 """Associative recall: sequences contain the answers; a perfect memory finds them, a blind model does not."""
 
+from string import ascii_lowercase
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import tiny
 from slimstate.data.documents import Reading
@@ -82,24 +86,23 @@ def test_the_same_seed_gives_the_same_questions(spaces):
     assert first == second != other
 
 
-def test_words_are_names_if_the_tokenizer_has_enough():
-    class Names:
-        """Every odd token is a name."""
-
-        all_special_ids = (0,)
-
-        def __len__(self):
-            return 400
-
-        def __call__(self, text, **_):
-            return {"input_ids": [2]}
-
-        def batch_decode(self, rows):
-            return [" Abcdefghij"[: 5 + number % 5] if number % 2 else "x" for (number,) in rows]
-
-    keys, values = draw_vocabulary(Names(), 32, torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(
+    ("space", "divide", "join"),
+    [
+        ("Ġ", pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()),
+        ("▁", pre_tokenizers.Metaspace(), decoders.Metaspace()),  # as of Llama: drops the space of a first token
+    ],
+)
+def test_words_are_names_if_the_tokenizer_has_enough(space, divide, join):
+    names = [f"{space}N{a}{b}" for a in ascii_lowercase for b in "aeiou"]
+    others = [word for name in names for word in (name[1:], name.lower(), f"{name}1")]
+    vocabulary = {word: number for number, word in enumerate(("?", "<end>", f"{space}.", *others, *names))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = divide, join
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", eos_token="<end>")
+    keys, values = draw_vocabulary(fast, 32, torch.Generator().manual_seed(0))
     assert len(values) == CANDIDATES
-    assert all(number % 2 for number in (*keys.tolist(), *values.tolist()))
+    assert sorted([*keys.tolist(), *values.tolist()]) == sorted(vocabulary[name] for name in names)
 
 
 def test_too_many_pairs_or_too_little_text_is_refused(spaces, tmp_path):

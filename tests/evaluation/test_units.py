@@ -35,6 +35,8 @@ def test_bytes_are_those_of_utf_8_and_end_of_text_is_a_line_end(tmp_path):
         assert TextSize.of(TOKENIZER, tokens) == TextSize(tokens=tokens.numel(), bytes=len(text.encode()))
     ids = [*TOKENIZER("one two")["input_ids"], TOKENIZER.eos_token_id, *TOKENIZER("three")["input_ids"]]
     assert TextSize.of(TOKENIZER, torch.tensor([ids])).bytes == len("one two\nthree")
+    twice = [number for number in ids for _ in range(1 + (number == TOKENIZER.eos_token_id))]  # EOS, and BOS after it
+    assert TextSize.of(TOKENIZER, torch.tensor([twice])).bytes == len("one two\nthree")
     assert TextSize(tokens=1000, bytes=3000).scores(5.0).bits_per_byte == pytest.approx(5 / 3 / math.log(2))
     assert perplexity_of(1e9) < MAX_NUMBER
 

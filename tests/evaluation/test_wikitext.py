@@ -15,6 +15,7 @@ from slimstate.evaluation.wikitext import WikiText, add_words, read_pages, read_
 from slimstate.models.load import load
 from slimstate.records.parts import TextScores
 from slimstate.reports.tables import grid_caption
+from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import SILENT
 
@@ -32,6 +33,7 @@ TEXTS = [
     ("wikitext.txt", "The end of a page.\n = Heading = \n text", True, None),
     ("article.txt", "\n\n = Heading = \n text", True, None),
     ("article.txt", "= = Section = = \n text", False, None),
+    ("article.txt", "\ufeff = Heading = \n text", True, None),
 ]
 
 
@@ -52,6 +54,7 @@ def test_pages_start_at_first_level_headings(raw, tmp_path):
     for end in ("", "\n"):  # rows that are pages stay as they are
         (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": page + end}) + "\n" for page in PAGES))
         assert list(read_pages(str(tmp_path / "pages.jsonl"))) == [page + end for page in PAGES]
+    assert list(read_pages(str(raw.with_name("wikitext.jsonl")))) == PAGES  # as lm-eval's own dataset has them
     (tmp_path / "wiki.end.raw").write_text("\n\nThe end of a page.\n = Heading = \n text")  # as lm-eval divides it
     assert list(read_pages(str(tmp_path / "wiki.end.raw"))) == ["\n\nThe end of a page.", " = Heading = \n text"]
 
@@ -101,6 +104,14 @@ def test_sweep_measures_every_cut_in_the_same_unit(folders, raw, tmp_path):
     assert f"ratio to the baseline: at most {error:.2g} %." in grid_caption(record)
     old = replace(record, uncut=replace(record.uncut, page_nats=(), page_words=()))
     assert "error" not in grid_caption(old)
+
+
+def test_a_sweep_of_other_pages_is_not_continued(folders, raw, tmp_path):
+    options = {"text": raw, "text_length": 60, "methods": ["l1"], "key_dims": [16], "progress": False}
+    size = sum(len(tiny.tokenizer()(page)["input_ids"]) for page in PAGES[:2])
+    slimstate.sweep(folders[NAME], tmp_path, max_tokens=size - 1, **options)
+    with pytest.raises(DataError, match="another wikitext"):  # the same windows, and one more page
+        slimstate.sweep(folders[NAME], tmp_path, max_tokens=size, **options)
 
 
 def test_as_many_pages_are_measured_as_fit(raw):

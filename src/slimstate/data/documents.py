@@ -7,7 +7,7 @@ WikiText, are joined. A row that is joined and does not end with a line end gets
 
 import io
 from collections.abc import Iterable, Iterator
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 
 from slimstate.data.rows import Render, Texts
 from slimstate.data.sources import Source, max_line_length, sources, too_long
@@ -15,7 +15,7 @@ from slimstate.system.value import Value
 
 PIECE = 2**18  # characters of a document that are tokenised together
 MAX_BATCH = 32 * PIECE  # characters that are tokenised in parallel
-FIRST_ROWS = 64  # which decide whether all rows are lines of one text
+FIRST_ROWS = 64  # with text, which decide whether all rows are lines of one text
 
 
 class Piece(Value):
@@ -90,10 +90,14 @@ def _first_rows(rows: Iterator[str]) -> tuple[list[str], bool]:
     They are if each of them is empty or ends with its only line end.
     """
     first: list[str] = []
-    for row in islice(rows, FIRST_ROWS):
+    count = 0
+    for row in rows:
         first.append(row)
         if row and row.find("\n") != len(row) - 1:
             return first, False
+        count += row != ""
+        if count == FIRST_ROWS:
+            break
     return first, any(first)
 
 

@@ -1,4 +1,4 @@
-"""The text of a row of a table or of an item in memory: a string, its `text`, or its chat `messages`."""
+"""The text of a row of a table or of an item in memory: a string, its `text` or `page`, or its chat `messages`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import tee
@@ -8,6 +8,9 @@ from typing import Any
 from slimstate.system.errors import DataError, quoted, reason_of
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]  # the messages of a chat -> its text
+
+
+COLUMNS = ("text", "page", "messages")  # of a table, the first that there is; lm-eval's WikiText has pages
 
 
 class Texts:
@@ -52,9 +55,12 @@ def row_text(row: object, render: Render | None) -> str:
     """Return the text of a row; raise a LookupError if it has none."""
     if isinstance(row, str):
         return row
-    if isinstance(row, Mapping) and ("text" in row or "messages" not in row):
-        return "" if row["text"] is None else str(row["text"])
-    messages: Any = row["messages"] if isinstance(row, Mapping) else row
+    messages: Any = row
+    if isinstance(row, Mapping):
+        column = next((column for column in COLUMNS if column in row), "text")
+        if column != "messages":
+            return "" if row[column] is None else str(row[column])
+        messages = row[column]
     if not _is_chat(messages):
         raise LookupError("neither text nor messages")
     if render is None:

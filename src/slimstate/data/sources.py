@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from slimstate.data.rows import Render, Texts, row_text
+from slimstate.data.rows import COLUMNS, Render, Texts, row_text
 from slimstate.system import hub
 from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.input_files import expand_home, open_regular
@@ -136,13 +136,13 @@ def _read(path: Path, kind: str, render: Render | None) -> Iterator[str]:
 
 
 def _plain(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str]:
-    text = io.TextIOWrapper(file, encoding="utf-8")  # turns every line end into LF
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")  # turns every line end into LF
     while block := text.read(BLOCK):
         yield block
 
 
 def _json_lines(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str]:
-    lines, limit = io.TextIOWrapper(file, encoding="utf-8"), max_line_length()
+    lines, limit = io.TextIOWrapper(file, encoding="utf-8-sig"), max_line_length()
     for number, line in enumerate(iter(lambda: lines.readline(limit + 1), ""), start=1):
         if len(line) > limit:
             raise too_long(f"{quoted(path)}, line {number},")
@@ -154,7 +154,7 @@ def _json_lines(file: IO[bytes], path: Path, render: Render | None) -> Iterator[
                 raise TypeError(type(row).__name__)
             text = row_text(row, render)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            expected = "a JSON object with a 'text' field, or with a chat in 'messages'"
+            expected = "a JSON object with a 'text' or 'page' field, or with a chat in 'messages'"
             raise DataError(f"{quoted(path)}, line {number}: not {expected}") from error
         yield _clean(text, f"{quoted(path)}, line {number}")
 
@@ -165,7 +165,7 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
 
     try:
         table = parquet.ParquetFile(file if path.suffix == ".parquet" else io.BytesIO(file.read()))
-        column = "text" if "text" in table.schema_arrow.names else "messages"
+        column = next((column for column in COLUMNS if column in table.schema_arrow.names), "text")
         for group in range(table.metadata.num_row_groups):
             for number in range(table.metadata.num_columns):
                 part = table.metadata.row_group(group).column(number)
@@ -177,7 +177,8 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
                     raise too_long(quoted(path))
                 yield _clean(text, quoted(path))
     except (arrow.ArrowException, LookupError) as error:
-        raise DataError(f"{quoted(path)}: not a Parquet file with a 'text' column, or chats in 'messages'") from error
+        expected = "a Parquet file with a column 'text' or 'page', or with chats in 'messages'"
+        raise DataError(f"{quoted(path)}: not {expected}") from error
 
 
 def _from_hub(name: str, render: Render | None) -> Iterator[str]:
@@ -192,6 +193,8 @@ def _from_hub(name: str, render: Render | None) -> Iterator[str]:
             yield _clean(row_text(row, render), quoted(name))
     except DataError:
         raise
+    except LookupError as error:
+        raise DataError(f"the dataset {quoted(name)} has no column 'text' or 'page', and no 'messages'") from error
     except Exception as error:
         raise DataError(f"no file {quoted(name)}, and no dataset of that name: {reason_of(error)}") from error
 
@@ -201,7 +204,7 @@ def _in_memory(texts: Texts, render: Render | None) -> Iterator[str]:
         try:
             text = row_text(row, render)
         except LookupError as error:
-            expected = "a string, a chat, or a row with `text` or `messages`"
+            expected = "a string, a chat, or a row with `text`, `page` or `messages`"
             raise DataError(f"text {number} of {texts} must be {expected}, got {quoted(repr(row))}") from error
         yield _clean(text, f"text {number} of {texts}")
 

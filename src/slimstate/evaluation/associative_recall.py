@@ -83,8 +83,10 @@ def draw_vocabulary(tokenizer: Any, pairs: int, generator: torch.Generator) -> t
     """Draw tokens for keys and tokens for values: capitalised words where the tokenizer has enough of them."""
     excluded = {*tokenizer.all_special_ids, *_ids(tokenizer, BEFORE).tolist(), *_ids(tokenizer, AFTER).tolist()}
     usable = [number for number in range(len(tokenizer)) if number not in excluded]
-    texts = tokenizer.batch_decode([[number] for number in usable])
-    names = [number for number, text in zip(usable, texts, strict=True) if NAME.fullmatch(text)]
+    anchor = _ids(tokenizer, AFTER)[-1:].tolist()  # a token by itself may lose its leading space
+    texts = tokenizer.batch_decode([[*anchor, number] for number in usable])
+    start = len(tokenizer.decode(anchor))
+    names = [number for number, text in zip(usable, texts, strict=True) if NAME.fullmatch(text[start:])]
     pool = names if len(names) >= pairs + CANDIDATES else usable
     if len(pool) < 2 * pairs:
         raise DataError(f"the tokenizer has {len(pool)} tokens, too few for {pairs} keys and as many values")

@@ -74,7 +74,7 @@ class TextSize(Value):
     def of(cls, tokenizer: Any, tokens: Tensor, *, contiguous: bool = True) -> "TextSize":
         """Count windows [N, T], which follow each other in the text if `contiguous`.
 
-        A special token between documents is a line end.
+        Special tokens between documents are a line end.
         """
         documents: list[list[int]] = [[]]
         marks = {tokenizer.bos_token_id, tokenizer.eos_token_id}
@@ -82,10 +82,10 @@ class TextSize(Value):
             if number and not contiguous:
                 documents.append([])
             for token in window:
-                if token in marks:
-                    documents.append([])
-                else:
+                if token not in marks:
                     documents[-1].append(token)
+                elif documents[-1]:
+                    documents.append([])
         text = "\n".join(tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in documents)
         return cls(tokens=tokens.numel(), bytes=len(text.encode()))
 

@@ -4,6 +4,7 @@ lm-eval detokenises every page, scores it in windows of the model's context, and
 before. The text as it is stored, with ` @-@ ` and ` , `, gives other numbers, and other ratios between two models.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator
@@ -34,6 +35,10 @@ class WikiText(Value):
     @property
     def page_words(self) -> tuple[int, ...]:
         return tuple(len(re.split(r"\s+", page)) for page in self.pages)  # as in lm-eval, ends of a page included
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{hashlib.sha256(repr(self.pages).encode()).hexdigest()}"
 
     def page_nats(self, runtime: Runtime) -> tuple[float, ...]:
         """Return the negative log likelihood of each page."""
@@ -71,15 +76,17 @@ def read_wikitext(
     word perplexity, a line says why.
     """
     pages: list[str] = []
+    place = ""
     for page in read_pages(source, renderer(tokenizer)):
         if max_tokens is not None:
             max_tokens -= len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"])
             if max_tokens < 0 and pages:
+                place = " within `max_tokens`"
                 break
         pages.append(page)
     if not any(is_heading(page.split("\n", 1)[0]) for page in pages):
         if pages:
-            reporter.say(f"{source} has no heading such as ` = Title = `: it is not WikiText, so no word perplexity")
+            reporter.say(f"{source} has no heading such as ` = Title = `{place}: not WikiText, so no word perplexity")
         return None
     if find_spec("lm_eval") is None:
         reporter.say("lm-eval defines word perplexity and is not installed: pip install 'slimstate[eval]'")

@@ -264,6 +264,7 @@ class SweepSettings(Value):
     fingerprint: str | None = None
     calibration: Text | None = None
     text: Text | None = None
+    wikitext: str | None = None  # the digest of the pages of its word perplexity
     f: float | None = None
     swaps: Count | None = None
     rows: Count | None = None  # queries and keys that drrqr saw, if not all

@@ -175,7 +175,8 @@ def _measure(
     settings = _settings(config, tokenizer, text_windows, windows)
     with reporter.waiting("reading the weights for their fingerprint"):
         name = None if score is None else getattr(score, "__name__", "score")
-        settings = replace(settings, fingerprint=checkpoint.fingerprint, function=name)
+        pages = None if wikitext is None else wikitext.digest
+        settings = replace(settings, fingerprint=checkpoint.fingerprint, function=name, wikitext=pages)
     study = SweepStudy(
         checkpoint=checkpoint, candidates=tuple(grid.candidates()), windows=text_windows, options=config.measures,
         text=text, score=score,
