@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from transformers.integrations import moe
 
 from slimstate.kernels import experts
@@ -25,6 +26,27 @@ def test_experts_compute_in_the_dtype_of_autocast_where_rows_are_aligned(columns
     product.float().square().sum().backward()
     assert weight.grad[0].any()
     assert not weight.grad[1].any()
+
+
+def test_experts_with_adapters_that_are_gone_in_the_backward_pass_have_their_gradient(monkeypatch):
+    monkeypatch.setattr(experts, "trains_on_gpu", lambda *_: True)
+    model = build(VARIANTS["granitemoehybrid-plain"]).train()
+    layer = next(module for name, module in model.named_modules() if name.endswith("moe.experts"))
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * self.scale
+
+    adapter = Scaled()
+    register_parametrization(layer, "gate_up_proj", adapter, unsafe=True)
+    y = layer(torch.randn(20, layer.hidden_dim), torch.zeros(20, 2, dtype=torch.long), torch.rand(20, 2))
+    remove_parametrizations(layer, "gate_up_proj", leave_parametrized=False)  # as PEFT does after a forward pass
+    y.sum().backward()
+    assert adapter.scale.grad.abs() > 0
 
 
 def test_training_on_a_gpu_saves_the_inputs_of_experts_and_has_the_same_gradient(monkeypatch):

@@ -9,6 +9,7 @@ from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 
 from slimstate.families import FAMILIES
 from slimstate.kernels import gated_gradient, patches
+from slimstate.system.errors import ModelError
 from tiny import VARIANTS, build
 
 OF_FLA = [name for name, family in FAMILIES.items() if family.library == "fla"]
@@ -68,6 +69,15 @@ def test_a_layer_that_is_recomputed_saves_only_its_input_and_has_the_same_gradie
         results.append([y, *torch.autograd.grad(y.sin().sum(), (x, *weights), allow_unused=True)])
     assert sizes[1] <= x.numel() < sizes[0]
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bamba", "qwen3_next"])
+def test_packed_sequences_are_refused_where_the_convolution_would_mix_them(name):
+    model = build(VARIANTS[f"{name}-plain"])
+    mixer = FAMILIES[name].mixers(model.config.to_dict())[0]
+    borders = {"seq_idx": torch.tensor([[0] * 4 + [1] * 4]), "cu_seq_lens_q": torch.tensor([0, 4, 8])}
+    with pytest.raises(ModelError, match="packed sequences"):
+        model.get_submodule(mixer.path)(torch.randn(1, 8, mixer.input_size), **borders)
 
 
 def test_layers_are_recomputed_in_training_on_a_gpu_without_a_cache():

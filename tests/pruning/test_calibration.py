@@ -142,6 +142,19 @@ def test_sums_are_those_of_queries_and_keys_as_they_enter_the_state(name, folder
             assert (getattr(sums, f"{role}_moments")[:, -1, -1] == ids.numel()).all()
 
 
+def test_after_an_error_in_a_layer_the_next_pass_starts_at_the_first(loaded):
+    runtime, mixers = loaded
+    seen = []
+    with hooked(runtime.model, mixers, lambda mixer, role, x: seen.append(mixer.layer) or x), torch.no_grad():
+        last = runtime.model.get_submodule(mixers[-1].path).register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runtime.model(input_ids=TOKENS)
+        last.remove()
+        seen.clear()
+        runtime.model(input_ids=TOKENS)
+    assert seen == [mixer.layer for mixer in mixers for _ in range(2)]
+
+
 def test_gradients_and_weighted_grams_are_those_of_the_summed_loss(loaded):
     """A weighted Gram matrix counts a token by the squared gradient of the loss there."""
     runtime, mixers = loaded

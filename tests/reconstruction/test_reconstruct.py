@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from fla.layers.delta_net import DeltaNet
 from safetensors.torch import save_file
 
 import slimstate
@@ -124,6 +125,33 @@ def test_channels_are_chosen_cut_and_reconstructed_in_one_walk(name, folders, te
     assert config["slimstate"]["reconstructed"][0]["settings"]["steps"] == 4
     assert not list(tmp_path.glob("*.reconstruction"))
     assert "## Reconstructed" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("stored", "computed"), [("float16", "bfloat16"), ("bfloat16", "float16")])
+def test_a_model_in_the_other_half_precision_is_reconstructed(stored, computed, text_file, tmp_path):
+    model = tiny.build(tiny.VARIANTS["gated_deltanet-plain"]).to(getattr(torch, stored))
+    tiny.save(model, tmp_path / "model")
+    out, options = tmp_path / "out", {"key_dim": 8, "data": text_file, "reconstruct": QUICKEST, "dtype": computed}
+    slimstate.prune(tmp_path / "model", out, **options)
+    assert {tensor.dtype for tensor in tiny.read_tensors(out).values()} == {getattr(torch, stored)}
+
+
+def test_out_of_memory_while_a_layer_is_calibrated_halves_the_pieces(folders, text_file, tmp_path, monkeypatch):
+    forward, sizes = DeltaNet.forward, []
+
+    def forward_little(layer, hidden_states, *args, **kwargs):
+        sizes.append(len(hidden_states))
+        if sizes[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(layer, hidden_states, *args, **kwargs)
+
+    options = {"key_dim": 8, "data": text_file, "reconstruct": QUICK, "keep_heads": True}
+    slimstate.prune(folders["delta_net-plain"], tmp_path / "plain", **options)
+    monkeypatch.setattr(DeltaNet, "forward", forward_little)
+    slimstate.prune(folders["delta_net-plain"], tmp_path / "halved", **options)
+    assert max(sizes) > 3
+    plain, halved = (Plan.read(tmp_path / name / PLAN).selections for name in ("plain", "halved"))
+    assert all(torch.equal(plain[layer].keep, halved[layer].keep) for layer in plain)
 
 
 def test_layers_that_do_not_improve_keep_the_weights_of_the_cut(cut, text_file, tmp_path, monkeypatch):

@@ -138,7 +138,7 @@ def test_killed_after_its_last_step_or_after_the_move_it_ends_at_once(prune, dis
     assert names(tmp_path) == ["settings.json"]
 
 
-@pytest.mark.parametrize("mistake", [{"reconstruct_samples": 1}, {"reconstruct_length": 100_000}])
+@pytest.mark.parametrize("mistake", [{"reconstruct_samples": 1}, {"reconstruct_length": 100_000}, {"dtype": "float16"}])
 def test_an_error_before_the_first_layer_leaves_nothing(mistake, prune, tmp_path, monkeypatch):
     with pytest.raises(slimstate.SlimstateError):
         prune(tmp_path / "out", **mistake)

@@ -1,6 +1,7 @@
 """A teacher predicts what its stock model predicts, from memory or from a cache that is never mistaken for another."""
 
 import json
+import shutil
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -9,10 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus
 from slimstate.system.errors import DataError, OutputError
+from slimstate.system.json_files import read_json, write_json
 from slimstate.training import teacher as teachers
-from slimstate.training.teacher import ABOUT, LiveTeacher, TeacherCache
+from slimstate.training.options import RecoverOptions
+from slimstate.training.teacher import ABOUT, Distillation, LiveTeacher, TeacherCache
 
 pytestmark = pytest.mark.slow
 NAME = "gated_deltanet-plain"
@@ -82,6 +86,22 @@ def test_a_model_in_memory_predicts_what_its_logits_say(name):
     assert not taught.head.requires_grad
     predicted = (taught.hidden @ taught.head.mT).log_softmax(-1)
     torch.testing.assert_close(predicted, log_probs(model, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(tiny.VARIANTS))
+def test_states_have_the_dtype_of_the_head(name):
+    model = tiny.build(tiny.VARIANTS[name]).to(torch.bfloat16)
+    taught = LiveTeacher(runtime=tiny.runtime(model)).distribution(tiny.token_ids(1, 8), torch.arange(1))
+    assert taught.hidden.dtype == taught.head.dtype == torch.bfloat16
+
+
+def test_a_cache_of_a_model_within_another_has_its_vocabulary(folders, tmp_path):
+    folder = shutil.copytree(folders["qwen3_5-plain"], tmp_path / "model")
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {name: value for name, value in config.items() if name != "vocab_size"})
+    options = RecoverOptions.from_values({"data": "text.txt", "cache_teacher": tmp_path / "cache", "cache_top_k": 999})
+    distillation = Distillation.of(Checkpoint.open(folder), options.distillation, options.run)
+    assert distillation.cache.top_k == config["text_config"]["vocab_size"] - 1
 
 
 def test_autocast_of_the_student_does_not_reach_the_teacher(load):

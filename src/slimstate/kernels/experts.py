@@ -4,7 +4,8 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from slimstate.kernels.patches import recomputed, trains_on_gpu
 
@@ -16,7 +17,8 @@ def prepare_experts() -> None:
     """Make products of experts follow autocast, and training on a GPU compute experts again. Once.
 
     PyTorch's grouped product ignores autocast (its issue 174763). Every token passes through several experts, so what
-    they save is most of the memory of a layer.
+    they save is most of the memory of a layer. PEFT's adapters of experts are there in the forward pass alone: experts
+    that have them are not computed again.
     """
     from transformers.integrations import moe
 
@@ -32,8 +34,9 @@ def prepare_experts() -> None:
         return product(input, weight, offs)  # it converts the input to the dtype of the weight
 
     @functools.wraps(experts)
-    def forward(*args: Any, **kwargs: Any) -> Tensor:
-        result: Tensor = (again if trains_on_gpu(*args, **kwargs) else experts)(*args, **kwargs)
+    def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        saves_inputs = trains_on_gpu(layer, *args, **kwargs) and not is_parametrized(layer)
+        result: Tensor = (again if saves_inputs else experts)(layer, *args, **kwargs)
         return result
 
     moe._grouped_mm = grouped_mm

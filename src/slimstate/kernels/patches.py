@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slimstate.core.layout import HookPoint
+from slimstate.system.errors import ModelError
 from slimstate.system.plugins import listed_values
 
 IN_PYTORCH = ContextVar("in PyTorch on any device", default=False)  # whether `in_pytorch` is open
@@ -223,7 +224,7 @@ def use_reference(hook: HookPoint) -> None:
     for name in (*hook.every_operator, *hook.gpu_kernels):
         current = getattr(module, name)
         when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
-        patch = ours.get(name, Patch(name, inspect.unwrap(current), when))
+        patch = ours.get(name, Patch(name, _without_packing(inspect.unwrap(current)), when))
         if patch.version is not current:
             replace(patch, place=f"{hook.module}.{name}").install()
     for name in [name for name in vars(module) if name.endswith("RMSNormGated")]:  # saves five tensors in float32
@@ -234,6 +235,18 @@ def use_reference(hook: HookPoint) -> None:
         Patch(f"{hook.module}.{layer.__name__}.forward", again, trains_on_gpu).install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), lambda *_, **__: True).install()
+
+
+def _without_packing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of transformers that refuses packed sequences, which in PyTorch it would not keep apart."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("seq_idx") is not None:
+            raise ModelError("packed sequences (`seq_idx`) need causal-conv1d on a GPU: pad the sequences instead")
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _layers_that_call(hook: HookPoint) -> list[type[nn.Module]]:

@@ -233,6 +233,9 @@ def replaced(
     """Replace functions that the mixers call while this is open; `wrappers` returns those of a hook by name."""
     running: list[Mixer] = []
 
+    def enter(mixer: Mixer) -> None:
+        running[:] = [mixer]  # an earlier one is still there if it raised
+
     def route(operator: Operator, wrapper: Wrapper) -> Operator:
         names = tuple(inspect.signature(operator).parameters)
 
@@ -248,7 +251,7 @@ def replaced(
     with ExitStack() as stack:
         for mixer in mixers:
             module = model.get_submodule(mixer.path)
-            stack.enter_context(module.register_forward_pre_hook(lambda *_, mixer=mixer: running.append(mixer)))
+            stack.enter_context(module.register_forward_pre_hook(lambda *_, mixer=mixer: enter(mixer)))
             stack.enter_context(module.register_forward_hook(lambda *_: running.clear()))
         for hook in {mixer.hook for mixer in mixers}:
             owner = importlib.import_module(hook.module)

@@ -100,7 +100,13 @@ def measure_origins(job: SelectionJob, windows: Tensor) -> dict[int, Tensor]:
     def choose(mixer: Mixer, origins: Tensor) -> Choice:
         return replace(job, origins={mixer.layer: origins}).choices([mixer], evidence)[mixer.layer]
 
-    result = find_origins(Predictions(runtime, repeating(windows, job.request.seed)), mixers, choose, reporter)
+    try:
+        result = find_origins(Predictions(runtime, repeating(windows, job.request.seed)), mixers, choose, reporter)
+    except torch.OutOfMemoryError:
+        if distributed.count() > 1:  # the other processes wait for this one
+            raise
+        reporter.say("every head is made from its own: measuring others ran out of memory")
+        return {}
     if result:
         layers = f"layer{'s' * (len(result) > 1)} {', '.join(map(str, result))}"
         reporter.say(f"{layers}: heads that lose most take the places of others (not with `keep_heads`)")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.safetensors_io import StoredTensor
-from slimstate.models.devices import free_bytes
 from slimstate.models.load import check_embedded
+from slimstate.models.memory import DeviceMemory
 from slimstate.models.one_layer import OneLayerModel
 from slimstate.models.options import parse_limits
 from slimstate.system import distributed
@@ -29,7 +29,7 @@ def place_for(size: int, device: torch.device, max_memory: str | None) -> str:
     limits = parse_limits(max_memory)
 
     def limit(memory: torch.device, name: str) -> int:
-        return int(SHARE * free_bytes(memory)) if limits is None else limits.get(name, 0)
+        return int(SHARE * DeviceMemory(memory).free_bytes()) if limits is None else limits.get(name, 0)
 
     if device.type == "cuda" and size <= limit(device, str(device.index or 0)):
         return "device"

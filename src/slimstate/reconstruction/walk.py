@@ -121,7 +121,7 @@ class Walk:
         self.held_out, self.training = numbers[:held_out], numbers[held_out:]
         self.here = local_windows(numbers)  # the windows of this process
         weights = DTYPES[teacher.tensors[teacher.mixers[0].name_of(teacher.mixers[0].key)].dtype]
-        dtype = torch.float32 if self.precision == torch.float32 else weights
+        dtype = weights if weights == self.precision else torch.float32
         self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, dtype)
         self._read_ahead(0)
         self.cut_model = OneLayerModel(teacher, cut.config(), self.device, dtype)
@@ -182,7 +182,7 @@ class Walk:
 
     def _cut(self, number: int, before: Mapping[str, StoredTensor], uncut: Mapping[str, Tensor]) -> Layer:
         """Return the cut layer, trained where an earlier run did; it shares the weights that did not change."""
-        changed = self.cut.changed(number, before, partial(self._run_mixer, number))
+        changed = self.pieces.run(lambda: self.cut.changed(number, before, partial(self._run_mixer, number)))
         errors, trained = self.folder.read(number) or (None, {})
         if errors is not None:
             self.rates.remember(errors)

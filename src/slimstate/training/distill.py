@@ -73,6 +73,9 @@ class DistillationJob(Value):
         """Call `reconstruct` with the folder to write to, distil the result, and return the record."""
         if not self._is_published():
             check_output(self.teacher, self.out, self.force)
+            options = self._options(resume=False)  # checked here, before the reconstruction
+            options.settings()
+            options.check_environment()
         settings = {"distill": self.steps, "windows": self.windows.digest, **self.identity}
         folder, name = self._folder, self.out.name
         with folder.open(settings, self.reporter, force=self.force, prepare=lambda: None):
@@ -129,14 +132,16 @@ class DistillationJob(Value):
         distributed.from_main(move)
         return record
 
-    def _session(self, folder: Path, card: str) -> Session[RecoveryRecord]:
-        options = RecoverOptions.from_values({
+    def _options(self, *, resume: bool) -> RecoverOptions:
+        return RecoverOptions.from_values({
             "steps": self.steps, "length": self.windows.tokens.shape[1], "lr": LEARNING_RATE,
             "min_lr": LEARNING_RATE / 20, "batch_size": self._batch, "mixers": True, "kd_weight": TEACHER_WEIGHT,
             "temperature": 1.0, "data": self.windows.source, "seed": self.windows.seed, "report_to": "none",
-            "resume": TrainingFolder.beside(folder).path.is_dir(), "device": self.run.device, "dtype": self.run.dtype,
+            "resume": resume, "device": self.run.device, "dtype": self.run.dtype,
         })  # fmt: skip
-        options.check_environment()
+
+    def _session(self, folder: Path, card: str) -> Session[RecoveryRecord]:
+        options = self._options(resume=TrainingFolder.beside(folder).path.is_dir())
         kind = replace(
             RECOVERY_KIND, label="distilling", how_to_continue="the same command continues it",
             facts=lambda student: {"out": str(self.out), "distilled": True}, card=lambda *_: card,

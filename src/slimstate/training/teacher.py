@@ -39,8 +39,9 @@ class LiveTeacher(Value):
         model = self.runtime.model
         with torch.inference_mode(), torch.autocast(ids.device.type, enabled=False):
             hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
-        # a copy made outside of inference mode may take part in a loss
-        return FullDistribution(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
+        head = model.get_output_embeddings().weight.detach()
+        # a copy made outside of inference mode may take part in a loss; Mamba-2 has these states in float32
+        return FullDistribution(hidden=hidden.to(head.dtype, copy=True), head=head)
 
 
 class TeacherCache(Value):
@@ -153,7 +154,7 @@ class Distillation(Value):
     def of(cls, teacher: Checkpoint, options: TeacherOptions, run: RunOptions) -> "Distillation":
         cache = None
         if options.cache_teacher is not None:
-            top_k = min(options.cache_top_k, int(teacher.config["vocab_size"]) - 1)
+            top_k = min(options.cache_top_k, int(teacher.language_config["vocab_size"]) - 1)
             cache = TeacherCache(
                 folder=options.cache_teacher, model=teacher.fingerprint, dtype=run.precision_name,
                 temperature=options.temperature, top_k=top_k,

@@ -108,6 +108,7 @@ def measure(
     }
     runtime.model.load_state_dict(as_stored, strict=False)
     score(runtime, "after")
+    del runtime  # so that one model at a time is in memory
     if control is None and teacher is not None and teacher.fingerprint != student.fingerprint:
         score(load_with(run, teacher.folder), "uncut")
     nats = {stage: statistics.fmean(each) for stage, each in windows.items()}
