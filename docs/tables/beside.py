@@ -18,12 +18,14 @@ from tables.layout import (
     markdown,
     only,
     pairs,
+    percent,
     record,
     table,
     timings,
 )
 from tables.recovery import closed
 
+RECOVERED = record("bundled-recovery")
 TIMED = {"DeltaNet 2.7B": "delta_net-2.7b"}
 REMOVED = ("30", "40", "50", "75")
 SCORES = ("kq", "k", "q")
@@ -246,6 +248,12 @@ def _preset() -> str:
     return f"{table(columns, rows)}\n\nRecord: {_links(['preset-paper'])}."
 
 
+def _bundled_recovery(key_dim: int, measure: str, when: str, method: str) -> str:
+    """Return the word perplexity or the recall of a cut of the bundled model, before or after its fine-tuning."""
+    values = only(RECOVERED["rows"], method=method, key_dim=key_dim)[measure.replace(" ", "_")]
+    return percent(values[when]) if measure == "recall" else _paired(values[when], values["uncut"], 2)
+
+
 def _optimizer() -> str:
     """Return the cuts of a DeltaNet that was trained with the released optimizer settings."""
     sweeps = record("released-optimizer")
@@ -389,6 +397,16 @@ TABLES = {
     "beside-after-lambada": _paper_grid("zero_shot", "after", "lambada_perplexity"),
     "beside-after-average": _paper_grid("zero_shot", "after", "average"),
     "beside-tasks": _tasks(),
+    "beside-recovered": grid(
+        ("key dim", "measure", ""),
+        product(
+            sorted({row["key_dim"] for row in RECOVERED["rows"]}, reverse=True),
+            ("word perplexity", "recall"),
+            ("before", "after"),
+        ),
+        METHODS,
+        _bundled_recovery,
+    ),
     "beside-preset": _preset(),
     "beside-recall-average": _paper_grid("recall", "after", "average"),
     "beside-recall": _recall(),
@@ -439,6 +457,8 @@ RELEASED = [
     for title, key_dim in product(MODELS, (89, 76, 64, 32))
 ]
 NUMBERS = {
+    "beside-bundled-uncut": f"{RECOVERED['control']['word_perplexity']['before']:.1f}",
+    "beside-bundled-control": f"{RECOVERED['control']['word_perplexity']['after']:.1f}",
     "released-difference": f"{max(RELEASED):.3f}",
     "special-tokens-difference": f"{_largest_difference_of_special_tokens():.3f}",
     "decayed-uncut": large(record("released-optimizer")["corrected"]["uncut"]["word_perplexity"]),

@@ -13,7 +13,6 @@ PRINTED = record("reconstruction-30m")["recovered"]  # its own record was lost
 RUNS: dict[str, Row] = {run["run"]: run for run in record("recovery")} | {
     PRINTED["run"]: {**PRINTED, "model_type": "delta_net", "cut": {"method": "drrqr"}, "measured": PRINTED}
 }
-BUNDLED = {(run["method"], run["key_dim"]): run for run in record("bundled-recovery")["rows"]}
 CUTS = {model_type: sweep(f"sweep-{MODELS[title]}-main") for model_type, title in TITLES.items()}
 TUNED = "gated tuned control"
 # the letter of the settings, the run, and the run of the uncut model that it is compared with
@@ -189,14 +188,6 @@ def _by_method(key_dim: int, method: str, column: str) -> str:
     return f"{nats(run)[column]:.4f}"
 
 
-def _on_bundled(method: str, key_dim: int, column: str) -> str:
-    measure, _, when = column.partition(", ")
-    run = BUNDLED[method, key_dim]
-    if measure == "recall":
-        return f"{100 * run['recall'][when]:.0f} %"
-    return f"{run['word_perplexity'][when]:.1f}"
-
-
 def _default(options: str, model: str) -> str:
     run = f"{model} {BY_FLAGS[options]}".replace("DeltaNet full 1e-3", "drrqr-64 full 1e-3")
     return closed(nats(run)["before"], nats(run)["after"], nats(run)["uncut"], 0) if run in RUNS else ""
@@ -253,12 +244,6 @@ TABLES = {
         ("before", "after", "closed"),
         _by_method,
     ),
-    "recovery-bundled": grid(
-        ("method", "key dim"),
-        list(BUNDLED),
-        [f"{measure}, {when}" for measure in ("perplexity", "recall") for when in ("before", "after")],
-        _on_bundled,
-    ),
     "recovery-options": table(
         {"options": "{options}", "after": "{after:.4f}", "closed": "{closed}"},
         [
@@ -276,8 +261,4 @@ TABLES = {
         ("DeltaNet", "bundled", "hybrid", "Gated DeltaNet"),
         _default,
     ),
-}
-NUMBERS = {
-    f"bundled-recovery-{name}": f"{record('bundled-recovery')['control']['word_perplexity'][when]:.1f}"
-    for name, when in (("uncut", "before"), ("control", "after"))
 }
