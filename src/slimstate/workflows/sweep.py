@@ -24,7 +24,7 @@ from slimstate.evaluation.perplexity import TextSize, evaluation_windows
 from slimstate.evaluation.sweep import CandidateModel, Score, SweepStudy, check_score, read_earlier, recommend
 from slimstate.evaluation.sweep_grid import Candidate, Grid, grid_of
 from slimstate.evaluation.task_sources import find_sources
-from slimstate.evaluation.wikitext import read_wikitext
+from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.hooks import masked
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.options import LoadOptions
@@ -172,11 +172,10 @@ def _measure(
     windows = calibration_windows(calibration, tokenizer, first.axis.width, reporter) if has_text else None
     if windows is not None and is_same_text(config.text, calibration.data):
         reporter.say("the evaluation text is also the calibration text, which cuts fit better than other text")
-    settings = _settings(config, tokenizer, text_windows, windows)
+    settings = _settings(config, tokenizer, text_windows, wikitext, windows)
     with reporter.waiting("reading the weights for their fingerprint"):
         name = None if score is None else getattr(score, "__name__", "score")
-        pages = None if wikitext is None else wikitext.digest
-        settings = replace(settings, fingerprint=checkpoint.fingerprint, function=name, wikitext=pages)
+        settings = replace(settings, fingerprint=checkpoint.fingerprint, function=name)
     study = SweepStudy(
         checkpoint=checkpoint, candidates=tuple(grid.candidates()), windows=text_windows, options=config.measures,
         text=text, score=score,
@@ -214,7 +213,9 @@ def _measure(
     return distributed.from_main(measure)
 
 
-def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibration: Windows | None) -> SweepSettings:
+def _settings(
+    config: SweepConfig, tokenizer: Any, measured: Windows, wikitext: WikiText | None, calibration: Windows | None
+) -> SweepSettings:
     """Return the settings that affect the numbers of a sweep, without the fingerprint."""
     text, device, reconstruction, options = config.calibration, config.run.place.type, None, config.measures
     if config.reconstruct is not None:
@@ -224,6 +225,7 @@ def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibratio
     recall = SEQUENCES * (measured.tokens.numel() >= recall_tokens()) if config.recall is None else config.recall
     return SweepSettings(
         calibration=None if calibration is None else Text(**calibration.describe()), text=Text(**measured.describe()),
+        wikitext=None if wikitext is None else wikitext.digest,
         f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps, rows=text.rrqr_rows, seed=text.seed, device=device,
         dtype=config.run.precision_name, keep_norm_eps=config.cut.keep_norm_eps, keep_heads=config.cut.keep_heads,
         reconstruct=reconstruction, limit=options.limit, max_length=options.max_length, state_every=options.state_every,
