@@ -128,6 +128,8 @@ def test_models_that_cannot_be_cut_are_refused_with_the_reason(model_type, tmp_p
     ("qwen3_next", {"num_hidden_layers": 4, "full_attention_interval": 2}, [0, 2]),
     ("olmo_hybrid", {"num_hidden_layers": 3}, [0, 1]),
     ("nemotron_h", {"hybrid_override_pattern": "M-M*E"}, [0, 2]),
+    ("nemotron_h", {"layer_types": ["mamba", "mlp", "attention", "mamba"]}, [0, 3]),
+    ("zamba2", {"layer_types": ["mamba", "hybrid", "mamba"], "num_hidden_layers": 3}, [0, 1, 2]),
     ("bamba", {"num_hidden_layers": 4, "attn_layer_indices": [2]}, [0, 1, 3]),
     ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}, [0]),
 ])  # fmt: skip
@@ -138,4 +140,4 @@ def test_old_and_short_lists_of_layers_are_read_as_the_stock_class_reads_them(na
     assert [mixer.layer for mixer in family.mixers({"model_type": name, **config})] == layers
     stock = stock_class(family)[0](**config)
     kinds = stock.layer_types if hasattr(stock, "layer_types") else stock.layers_block_type
-    assert [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"] == layers
+    assert [layer for layer, kind in enumerate(kinds) if kind in ("linear_attention", "hybrid")] == layers

@@ -440,9 +440,27 @@ def test_a_hub_model_is_inspected_by_its_headers_alone(model, monkeypatch):
 
     monkeypatch.setattr("slimstate.system.hub.is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: model / name)
+    monkeypatch.setattr(huggingface_hub.HfApi, "file_exists", lambda *_: False)
     monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
     remote, local = slimstate.inspect("someone/model"), slimstate.inspect(model)
     assert remote == replace(local, model="someone/model")
+
+
+def test_a_model_saved_by_the_names_of_the_running_model_is_cut(folders, tmp_path):
+    model = tiny.build(tiny.VARIANTS["nemotron_h-plain"])
+    model.save_pretrained(tmp_path / "model", save_original_format=False)
+    for name in ("model", folders["nemotron_h-plain"]):
+        slimstate.prune(tmp_path / name, tmp_path / f"{len(names(tmp_path))}", method="l1", key_dim=8, progress=False)
+    native, stored = (tiny.read_tensors(tmp_path / name) for name in ("1", "2"))
+    for name, tensor in native.items():  # experts are stored together here
+        stored_name = name.replace("model.", "backbone.", 1)
+        assert "experts" in name or tensor.shape == stored[stored_name].shape
+
+
+def test_a_lone_shard_without_its_index_is_named(copied, tmp_path):
+    (copied / INDEX).unlink()
+    with pytest.raises(ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):
+        Checkpoint.open(copied)
 
 
 def test_shards_in_a_subfolder_stay_there(copied, tmp_path):

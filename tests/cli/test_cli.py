@@ -45,7 +45,7 @@ NO_MODELS = [
     ("{}", "names no model_type"),
     ("not json", "is not JSON"),
     ("[]", "is not a JSON object"),
-    ('{"model_type": "delta_net"}', "no weights at all"),
+    ('{"model_type": "delta_net"}', "no weights in this format; save the model as safetensors first"),
     (None, "has no config.json"),
 ]
 

@@ -170,6 +170,14 @@ def test_a_hybrid_with_a_long_context_hardly_gains_sequences(tmp_path):
         slimstate.inspect(path, context=-1)
 
 
+def test_attention_with_a_window_caches_no_more_than_that(tmp_path):
+    attention = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "window_size": 16}
+    config = {"model_type": "delta_net", "num_hidden_layers": 2, "hidden_size": 128, "attn": attention}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = [slimstate.inspect(tmp_path / "config.json", context=context).kv_bytes for context in (8, 200)]
+    assert sizes == [2 * 2 * 32 * 2 * tokens for tokens in (8, 16)]
+
+
 @pytest.mark.parametrize("name", ["delta_net-plain", "delta_net-hybrid", "qwen3_next-plain", "mamba2-plain"])
 def test_a_config_alone_is_described_as_its_folder_is(name, folders, tmp_path):
     shutil.copyfile(folders[name] / "config.json", tmp_path / "config.json")

@@ -14,7 +14,7 @@ from slimstate.models.hooks import hooked
 from slimstate.models.load import load
 from slimstate.pruning import calibration
 from slimstate.pruning.calibration import calibrate, draw_rows
-from slimstate.system.errors import DataError, ModelError
+from slimstate.system.errors import DataError, ModelError, OutputError
 
 EVERYTHING = frozenset({"gram", "moments", "input", "gradient", "weighted"})
 TOKENS = tiny.token_ids(10, 48)
@@ -140,6 +140,17 @@ def test_sums_are_those_of_queries_and_keys_as_they_enter_the_state(name, folder
                 expected = torch.einsum("nhc,nhd->hcd", vectors, vectors)
                 torch.testing.assert_close(getattr(sums, f"{role}_{kind}"), expected, rtol=1e-3, atol=1e-3)
             assert (getattr(sums, f"{role}_moments")[:, -1, -1] == ids.numel()).all()
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_somebody_else_wrote_there_is_not_replaced(is_folder, folders, text_file, tmp_path):
+    place = tmp_path / "cut.calibration"
+    place.mkdir() if is_folder else place.write_text("mine")
+    options = {"data": text_file, "samples": 2, "length": 32, "key_dim": 8}
+    with pytest.raises(OutputError, match="is no unfinished calibration"):
+        slimstate.prune(folders[tiny.PLAIN[0]], tmp_path / "cut", **options)
+    assert is_folder or place.read_text() == "mine"
+    assert tiny.names(tmp_path) == ["cut.calibration"]
 
 
 def test_after_an_error_in_a_layer_the_next_pass_starts_at_the_first(loaded):

@@ -127,11 +127,25 @@ def test_a_config_is_enough_and_the_folder_may_contain_nothing_else(tmp_path, su
     assert f"{record['rows'][0]['sequences']:.2f}" in out
 
 
+def test_memory_that_is_too_small_for_a_slot_has_no_sequence(tmp_path):
+    assert count(QWEN3_5, "sglang", (64,), memory_gb=0.01).rows[0].sequences == 0
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba2"}))
+    assert count(tmp_path, "sglang").rows[0].limit == "states"  # it has nothing else
+
+
+def test_an_engine_that_does_not_serve_the_model_is_named(tmp_path, succeed):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bamba"}))
+    assert "SGLang" in count(tmp_path, "sglang").warning
+    assert count(QWEN3_NEXT, "sglang").warning is None
+    out = succeed("inspect", tmp_path, "--engine", "sglang", "--memory-gb", 40, "--context", 4096)
+    assert "warning: at key dim" in out
+
+
 def test_impossible_counts_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "delta_net", "num_hidden_layers": 2}))
     for model, engine, options, message in (
         (QWEN3_NEXT, "mlx", {}, "must be vllm or sglang"),
-        (tmp_path, "vllm", {}, "neither vLLM nor SGLang"),
+        (tmp_path, "vllm", {}, "the memory of delta_net in an engine cannot be counted"),
         (QWEN3_NEXT, "vllm", {"context": 0}, "`context` must be at least 1, got 0"),
         (QWEN3_NEXT, "sglang", {"speculative_tokens": 2}, "`speculative_tokens` are not supported for sglang"),
         (QWEN3_NEXT, "vllm", {"tensor_parallel": 3}, "`tensor_parallel` must divide 16 .* 32 value heads, got 3"),

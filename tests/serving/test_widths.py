@@ -256,9 +256,9 @@ def test_estimated_steps_are_within_the_stated_error_of_those_that_were_timed(na
         weights = row["roofline_seconds"] * record["copy_bandwidth"] - 2 * batch * caches
         layers = read_shape(row["model"])["num_hidden_layers"]
         load = Load(parameters=round(weights / 2), layers=layers, state_bytes=row["state_bytes"])
-        assert load.sequences(0) == pytest.approx(largest[row["model"], row["key_dim"]], rel=0.11)
-        assert load.seconds(0, batch) == pytest.approx(row["seconds"], rel=0.17)
-        times[row["model"], row["key_dim"], batch] = row["seconds"], load.seconds(0, batch)
+        assert load.sequences() == pytest.approx(largest[row["model"], row["key_dim"]], rel=0.11)
+        assert load.seconds(batch) == pytest.approx(row["seconds"], rel=0.17)
+        times[row["model"], row["key_dim"], batch] = row["seconds"], load.seconds(batch)
     for (model, key_dim, batch), (measured, estimate) in times.items():
         whole = times.get((model, 2 * key_dim, batch))
         if whole is not None and batch >= 16:
@@ -269,8 +269,8 @@ def test_experts_that_tokens_choose_are_read_once_and_long_contexts_gain_little(
     """Of 10 in 512 experts, one token chooses 10 and very many tokens choose all."""
     dense, routed = 10**9, 512 * 10**8
     load = Load(parameters=dense + routed, routed=routed, share=10 / 512, layers=0, state_bytes=0)
-    assert load.seconds(0, 1) == pytest.approx(2 * (dense + 10 * 10**8) / 4.2e12)
-    chosen = (load.seconds(0, 64) * 2.1e12 - dense) / 10**8
+    assert load.seconds(1) == pytest.approx(2 * (dense + 10 * 10**8) / 4.2e12)
+    chosen = (load.seconds(64) * 2.1e12 - dense) / 10**8
     assert chosen == pytest.approx(512 * (1 - (1 - 10 / 512) ** 64))
     record = json.loads((RECORDS / "gains.json").read_text())
     _, long = record["gains"]["Qwen3-Next-80B-A3B"]

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import numpy
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 import slimstate
 import tiny
@@ -26,6 +27,7 @@ from slimstate.workflows.options import InspectConfig, ReconstructConfig, SweepC
 pytestmark = pytest.mark.slow
 NAME = "delta_net-plain"
 SHORT = {"samples": 4, "length": 64}
+ADAPTER = LoraConfig(target_modules=["0"])
 CHATS = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 TEXTS = [tiny.text()[place : place + 400] for place in range(0, 4000, 400)]
 TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
@@ -178,6 +180,7 @@ def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders,
     ({"model": 7}, "got int"),
     ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
     ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got Linear"),
+    ({"model": get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), ADAPTER)}, r"model\.merge_and_unload\(\)"),
     ({"model": torch.compile(torch.nn.Linear(2, 2))}, r"give the model as it was before torch\.compile"),
     ({"model": torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))}, r"as it was before torch\.compile"),
     ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),

@@ -36,7 +36,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 MODELOPT_CONFIG = "hf_quant_config.json"
 OUTPUTS = ("out_proj", "o_proj")  # projections that do not read the input of a layer
 # weights in other formats would be stale beside those of a cut
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
+WEIGHT_SUFFIXES = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".pkl", ".distcp",
+}  # fmt: skip
 READERS, READ_SIZE = 4, 4 * 2**20  # threads that compute digests, and bytes that each reads at once
 
 
@@ -90,7 +92,8 @@ class Checkpoint(Value):
         mixers = described_mixers(self.config)
         if len(mixers) > len(self.tensors):
             raise ModelError(f"config.json has {len(mixers):,} layers, and the files {len(self.tensors):,} tensors")
-        renames = [("model.", "model.language_model.")]  # by transformers, if taken from a larger model
+        # by transformers, if taken from a larger model, or saved by the names of the running model
+        renames = [("model.", "model.language_model."), ("backbone.", "model.")]
         if self.quantisation is not None and self.quantisation.method == "mlx":
             renames.insert(0, ("model.language_model.", "language_model.model."))
         for before, after in renames if mixers else ():
@@ -318,7 +321,10 @@ def open_headers(model: str | PathLike[str]) -> Checkpoint:
     from huggingface_hub import HfApi, hf_hub_download
 
     with _hub_errors(source, online=True):
-        config = read_config(Path(hf_hub_download(source, "config.json")))
+        path = Path(hf_hub_download(source, "config.json"))
+        config = read_config(path)
+        if HfApi().file_exists(source, MODELOPT_CONFIG):  # which belongs beside the config
+            hf_hub_download(source, MODELOPT_CONFIG)
         remote = HfApi().get_safetensors_metadata(source)
     files = {}
     for name, file in remote.files_metadata.items():
@@ -328,7 +334,7 @@ def open_headers(model: str | PathLike[str]) -> Checkpoint:
             for start, end in [info.data_offsets]
         }
         files[name] = TensorFile(path=Path(source) / name, tensors=tensors, metadata=file.metadata)
-    return Checkpoint(source=source, folder=Path(source), config=config, files=files, index=None)
+    return Checkpoint(source=source, folder=path.parent, config=config, files=files, index=None)
 
 
 @contextmanager
@@ -399,11 +405,12 @@ def _read_index(folder: Path) -> JsonObject | None:
     if not path.exists():
         return None
     index = read_json(path)
-    shards, metadata = index.get("weight_map"), index.get("metadata", {})
+    shards, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(shards, dict) or not shards:
         raise ModelError(f"{quoted(path)} has no weight_map from tensors to files")
     if (folder / SINGLE).exists() and any(file != SINGLE for file in shards.values()):
         raise ModelError(f"{quoted(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; remove one")
+    metadata = {} if metadata is None else metadata
     total = metadata.get("total_parameters", 0) if isinstance(metadata, dict) else None
     if type(total) is not int:
         raise ModelError(f"{quoted(path)} has invalid metadata: total_parameters must be an integer")
@@ -426,8 +433,10 @@ def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-    reason = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
-    raise ModelError(f"{quoted(folder)} has no {SINGLE}: {reason}")
+    if any(name.endswith(".safetensors") for name in others):
+        raise ModelError(f"{quoted(folder)} has neither {SINGLE} nor {INDEX}, which names the files of the weights")
+    reason = f"only {quoted(', '.join(others[:3]))}" if others else "no weights in this format"
+    raise ModelError(f"{quoted(folder)} has no {SINGLE}: {reason}; save the model as safetensors first")
 
 
 def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, TensorFile]) -> None:

@@ -27,7 +27,7 @@ from slimstate.system.input_files import Identity, open_regular
 from slimstate.system.json_files import JsonObject, parse_json
 from slimstate.system.value import Value
 
-BLOCK = 16 * 2**20
+BLOCK, POINTER_SIZE = 16 * 2**20, 1024  # bytes
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -68,7 +68,9 @@ class TensorFile(Value):
             identity = Identity.of(file.fileno())
             length = int.from_bytes(file.read(8), "little")
             if identity.size < 8 + length:
-                raise ModelError(f"{quoted(path)} is truncated: {identity.size} bytes, shorter than its own header")
+                pointer = ": it may be a pointer of Git LFS (`git lfs pull`)" if identity.size < POINTER_SIZE else ""
+                size = f"{identity.size} bytes, shorter than its own header"
+                raise ModelError(f"{quoted(path)} is truncated: {size}{pointer}")
             check_loadable(path)
             header = parse_json(file.read(length), quoted(path), unique_names=True)
         metadata, tensors = header.pop("__metadata__", None), {}

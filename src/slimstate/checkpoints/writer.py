@@ -166,7 +166,7 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
 def _resized_index(checkpoint: Checkpoint, change: Change) -> JsonObject:
     assert checkpoint.index is not None
     headers = headers_after(checkpoint.tensors, change)
-    metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
+    metadata = {**(checkpoint.index.get("metadata") or {}), "total_size": _bytes_after(checkpoint, change)}
     if "total_parameters" in metadata:
         before = sum(info.elements for info in checkpoint.tensors.values())
         metadata["total_parameters"] -= before - sum(math.prod(shape) for _, shape, _ in headers.values())

@@ -34,7 +34,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 BACKWARD: frozenset[str] = frozenset({"gradient", "weighted", "output gradient"})  # what needs a backward pass
 KNOWN = frozenset(name for names in FIELDS.values() for name in names)
-FORMAT = "1"
+MARK, FORMAT = "slimstate_evidence", "1"
+HEADER_SIZE = 2**16  # bytes at the beginning, in which the mark is
 ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precise, also on a GPU
 MAX_TOKENS = 2**53
 MAX_SUM = 1e100  # far more than squares of single precision over so many tokens
@@ -107,8 +108,17 @@ class EvidenceFile(Value):
         tokens = next(iter(self.evidence.values())).tokens
         about = {"model": self.model, "calibration": self.calibration, "tokens": tokens}
         with writing(path), staged_file(path) as partial:
-            metadata = {"slimstate_evidence": FORMAT, "about": json.dumps(about)}
+            metadata = {MARK: FORMAT, "about": json.dumps(about)}
             safetensors.torch.save_file(tensors, partial, metadata)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Return whether a path is an evidence file, whole or damaged, by its beginning."""
+        try:
+            with open_regular(path, DataError) as file:
+                return MARK.encode() in file.read(HEADER_SIZE)
+        except (DataError, OSError):
+            return False
 
     @classmethod
     def open(cls, path: Path) -> "EvidenceFile":
@@ -117,7 +127,7 @@ class EvidenceFile(Value):
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("slimstate_evidence") != FORMAT:
+                if metadata.get(MARK) != FORMAT:
                     raise DataError(f"{quoted(path)} is not a slimstate evidence file")
                 about = _check_about(parse_json(metadata["about"], f"{quoted(path)}: `about`", DataError))
                 layers: dict[int, dict[str, Tensor]] = {}

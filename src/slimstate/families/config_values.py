@@ -24,6 +24,7 @@ REFUSED = {
     "fusion_config": "it replaces the layers of the stock class",
     "per_layer_config": "its layers differ in size",
 }
+QUANTISATIONS = ("quantization_config", "quantization", "compression_config")
 MAX_LAYERS, MAX_LABELS, MAX_ITEMS, MAX_SIZE = 1024, 2**16, 2**17, 2**40
 MAX_EPSILON = 1.0
 
@@ -35,14 +36,15 @@ def check_values(config: Config) -> None:
             raise ModelError(f"config.json: {quoted(name)} {problem}")
 
 
-def _fields(tree: Any) -> Iterator[tuple[str, Any]]:
+def _fields(tree: Any, within: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield all fields by name; those of a quantisation, whose names mean other things, by the name of it."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
-            yield str(name), value
-            yield from _fields(value)
+            yield within or str(name), value
+            yield from _fields(value, str(name) if name in QUANTISATIONS else within)
     elif isinstance(tree, list):
         for value in tree:
-            yield from _fields(value)
+            yield from _fields(value, within)
 
 
 def _problem(name: str, value: Any) -> str | None:

@@ -239,6 +239,11 @@ class Family(Value, ABC):
         heads, channels = self.softmax_sizes(values)
         return 2 * layers * heads * channels or None
 
+    def cached_numbers(self, config: Config, context: int) -> int | None:
+        """Return the numbers that softmax layers cache for a sequence of this length; None if unknown."""
+        numbers = self.cached_per_token(config)
+        return None if numbers is None else numbers * context
+
     @staticmethod
     def softmax_sizes(values: Config) -> tuple[int, int]:
         """Return the key/value heads of softmax attention and their channels, from a config of transformers."""

@@ -68,10 +68,14 @@ class FlaFamily(Family):
         return frozenset(int(layer) for spec in self._softmax(config) for layer in spec["layers"])
 
     def cached_per_token(self, config: Config) -> int | None:
+        return self.cached_numbers(config, 1)
+
+    def cached_numbers(self, config: Config, context: int) -> int | None:
+        """Return the numbers that softmax layers cache; those with a window keep its tokens only."""
         hidden, total = int(self.with_defaults(config)["hidden_size"]), 0
         for spec in self._softmax(config):
-            heads = int(spec["num_heads"])
-            total += 2 * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
+            heads, tokens = int(spec["num_heads"]), min(context, int(spec.get("window_size") or context))
+            total += 2 * tokens * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
         return total
 
     def correction(self, config: Config) -> Correction:

@@ -6,6 +6,7 @@ state, and a zeroed channel adds exactly zero: a cut equals zeroing bit for bit.
 """
 
 from dataclasses import field, replace
+from itertools import product
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import NOT_NEEDED, Caches, Config, Correction, Family, Sizes, fused_filters
@@ -136,9 +137,9 @@ class Mamba2(Family):
         values = self.with_defaults(config)
         if values.get("hybrid_override_pattern"):
             return [PATTERN[letter] for letter in values["hybrid_override_pattern"]]
-        for name in ("layers_block_type", "layer_types"):
-            if values.get(name) is not None:
-                return list(values[name])
+        for name, source in product(("layer_types", "layers_block_type"), (config, values)):  # the first is an alias
+            if source.get(name) is not None:
+                return list(source[name])
         softmax = frozenset(values.get("attn_layer_indices") or ())
         layers = range(int(values["num_hidden_layers"]))
         return ["full_attention" if layer in softmax else "linear_attention" for layer in layers]

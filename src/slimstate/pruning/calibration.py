@@ -4,6 +4,7 @@ Only sums are stored, so memory does not grow with the number of tokens. Several
 sums are added.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +25,7 @@ from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
 from slimstate.models.speed import WITH_GRADIENT
 from slimstate.system import distributed
-from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
@@ -96,10 +97,17 @@ class PartialEvidence(Value):
 
     def resume(self, mixers: Sequence[Mixer], sums: dict[int, Sums]) -> int:
         """Fill in the sums of the same calibration, if they are there, and return the number of their windows."""
+        if not os.path.lexists(self.path):
+            return 0
+        if not EvidenceFile.is_one(self.path):
+            problem = (
+                "is no unfinished calibration, which this command would keep there: move it, or choose another `out`"
+            )
+            raise OutputError(f"{quoted(self.path)} {problem}")
         try:
             file = EvidenceFile.open(self.path)
             file.check_fits(self.path, mixers)
-        except DataError:  # there is none, or it is damaged
+        except DataError:  # it is damaged
             return 0
         stored = {layer: dict(entry.tensors()) for layer, entry in file.evidence.items()}
         windows = int(file.calibration["samples"])

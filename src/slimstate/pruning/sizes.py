@@ -207,9 +207,10 @@ def describe_model(
     """Return the shape of a model and its state, the key dims worth choosing, and the candidate for a budget."""
     config, mixers, first = headers.config, headers.mixers, headers.mixers[0]
     width, family, cut = first.axis.width, family_of(config), cut_in(config)
-    softmax, numbers = family.softmax_layers(config), family.cached_per_token(config)
+    softmax = family.softmax_layers(config)
     tokens = context if context is not None else DEFAULT_CONTEXT if softmax else 0
-    kv_bytes = None if numbers is None else numbers * tokens * KV_BYTES
+    numbers = family.cached_numbers(config, tokens)
+    kv_bytes = None if numbers is None else numbers * KV_BYTES
 
     choice = None
     if budget.is_set:

@@ -83,6 +83,7 @@ class PoolRecord(Record):
     softmax_layers: Count
     key_dim: Whole
     rows: Annotated[tuple[PoolRow, ...], NON_EMPTY]
+    warning: str | None = None  # where the engine does not serve such a model
 
 
 class Differences(Value):

@@ -56,6 +56,7 @@ class ServedModel(Value):
 KEY_DIM_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "always": lambda model: True,
     "not 128": lambda model: model.key_dim != 128,
+    "or value dim not 128": lambda model: (model.key_dim, model.value_dim) != (128, 128),
     "not 96, 128 or 256": lambda model: model.key_dim not in (96, 128, 256),
     "not a power of two": lambda model: model.key_dim & (model.key_dim - 1) != 0,
     "not a multiple of 16": lambda model: model.key_dim % 16 != 0,
@@ -63,7 +64,8 @@ KEY_DIM_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "not the value dim": lambda model: model.key_dim != model.value_dim,
     "equal to the value dim": lambda model: model.key_dim == model.value_dim,
 }
-ALL_CUTS = ("always", "not 128", "not the value dim", "equal to the value dim")  # hold for every cut alike
+# conditions that hold for every cut alike
+ALL_CUTS = ("always", "not 128", "or value dim not 128", "not the value dim", "equal to the value dim")
 CONFIG_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "one group": lambda model: model.heads == 1,
     "several groups": lambda model: model.heads > 1,

@@ -26,20 +26,19 @@ class Load(Value):
     share: float = 0.0
     layers: int
     state_bytes: int
-    token_bytes: int = 0
     cards: int = 1
 
-    def sequences(self, context: int) -> float:
-        """Return how many sequences fit beside the weights."""
+    def sequences(self, kv_bytes: int = 0) -> float:
+        """Return how many sequences fit beside the weights, each with a KV cache of this size."""
         free = self.cards * CARD_BYTES - NUMBER_BYTES * self.parameters
-        return free / (self.state_bytes + context * self.token_bytes)
+        return free / (self.state_bytes + kv_bytes)
 
-    def seconds(self, context: int, batch: float) -> float:
+    def seconds(self, batch: float, kv_bytes: int = 0) -> float:
         """Return the time of a step of `batch` sequences."""
         chosen, dense = 1 - (1 - self.share) ** batch, self.parameters - self.routed
         weights = NUMBER_BYTES * (dense + self.routed * chosen) / BANDWIDTH
         products = 2 * batch * (dense + self.routed * self.share) / FLOPS
-        caches = batch * (2 * self.state_bytes + context * self.token_bytes) / (STATE_SHARE * BANDWIDTH)
+        caches = batch * (2 * self.state_bytes + kv_bytes) / (STATE_SHARE * BANDWIDTH)
         return self.layers * LAYER_SECONDS + (max(weights, products) + caches) / self.cards
 
 
@@ -61,17 +60,18 @@ def estimate_gains(config: Config, record: InspectionRecord, dtype: str) -> tupl
     loads = [
         Load(
             parameters=size.parameters or 0, routed=routed, share=share, layers=layers, cards=cards,
-            state_bytes=size.state_bytes[dtype], token_bytes=NUMBER_BYTES * token,
+            state_bytes=size.state_bytes[dtype],
         )
         for size in (record, cut)
     ]  # fmt: skip
 
     def gain(context: int) -> Gain:
-        counts = tuple(load.sequences(context) for load in loads)
-        speeds = tuple(count / load.seconds(context, count) for count, load in zip(counts, loads, strict=True))
+        kv_bytes = NUMBER_BYTES * (family.cached_numbers(config, context) or 0)
+        counts = tuple(load.sequences(kv_bytes) for load in loads)
+        speeds = tuple(count / load.seconds(count, kv_bytes) for count, load in zip(counts, loads, strict=True))
         return Gain(
             context=context, card=f"{cards} {CARD}", key_dim=cut.key_dim, state_dtype=dtype, sequences=counts,
-            tokens_per_second=speeds, state_share=1 / (1 + context * loads[0].token_bytes / loads[0].state_bytes),
+            tokens_per_second=speeds, state_share=1 / (1 + kv_bytes / loads[0].state_bytes),
         )  # fmt: skip
 
     return tuple(map(gain, CONTEXTS if token else (0,)))

@@ -14,6 +14,7 @@ from slimstate.core.state_dtype import TYPES
 from slimstate.families import family_of
 from slimstate.families.contract import Caches, Config
 from slimstate.records.serving import Pages, PoolRecord, PoolRow, Share
+from slimstate.serving.engines import ServedModel, warning
 from slimstate.serving.options import PoolOptions
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.input_files import expand_home
@@ -52,7 +53,7 @@ def count_sequences(
     if engine not in ENGINES:
         raise PlanError(f"the memory of {engine!r} cannot be counted; `engine` must be {' or '.join(ENGINES)}")
     if caches is None:
-        raise ModelError(f"{family.model_type} is in neither vLLM nor SGLang, so its memory cannot be counted")
+        raise ModelError(f"the memory of {family.model_type} in an engine cannot be counted")
     if options.context is None or options.context < 1:
         raise PlanError(f"`context` must be at least 1, got {options.context}")
     pool = Pool(
@@ -72,6 +73,7 @@ def count_sequences(
         softmax_layers=caches.softmax_layers,
         key_dim=caches.sizes.width,
         rows=tuple(replace(row, gain=row.sequences / uncut if uncut else None) for row in rows),
+        warning=warning(ServedModel.at_dims(config), engine),
     )
 
 
@@ -149,8 +151,8 @@ class Pool(Value):
             key_dim=key_dim,
             pages=pages,
             share=Share(states=slots_each * slot, attention=token * self.context),
-            sequences=float(min(by_states, by_tokens)),
-            limit="states" if by_states < by_tokens else "tokens",
+            sequences=float(max(0, min(by_states, by_tokens))),
+            limit="states" if not token or by_states < by_tokens else "tokens",
         )
 
 

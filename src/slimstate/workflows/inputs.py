@@ -91,6 +91,8 @@ class Inputs(ExitStack):
             raise ModelError(f"a model must be a folder, a hub id or a transformers model, got {kind}")
         if any(hasattr(module, "_orig_mod") for module in model.modules()):
             raise ModelError("a compiled model cannot be cut: give the model as it was before torch.compile")
+        if hasattr(model, "merge_and_unload"):
+            raise ModelError("a model with PEFT adapters cannot be cut: merge them first, `model.merge_and_unload()`")
         if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
             raise ModelError(f"a model in memory must be a transformers model, got {type(model).__name__}")
         if reads_text and self.tokenizer is None:

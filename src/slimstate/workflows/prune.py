@@ -118,7 +118,8 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
     choice: SelectionJob | Plan
     if config.apply is None:
-        partial = None if out is None else out.with_name(f"{out.name}.calibration")
+        place = out if out is None or out.name else out.absolute()  # such as "."
+        partial = None if place is None else place.with_name(f"{place.name}.calibration")
         choice = replace(selection_job(checkpoint, config, reporter), partial=partial)
         key_dim, value_dim = choice.request.keep, choice.value_dim
     else:

@@ -17,7 +17,8 @@ class CompressedTensors(Format):
         return None
 
     def bits(self, settings: Settings) -> int | None:
-        return super().bits({"bits": next((weights.get("num_bits") for weights in _weights(settings)), None)})
+        whole = (weights.get("num_bits") for weights in _weights(settings) if weights.get("type") != "float")
+        return super().bits({"bits": next(whole, None)})
 
 
 def _weights(settings: Settings) -> list[Settings]:

@@ -277,7 +277,10 @@ class Storage(Value):
     def _misfit(self, module: Module, part: str, expected: str) -> ModelError:
         info = module.tensors[part]
         shape = quoted(list(info.shape))
-        return ModelError(f"{quoted(module.name(part))} is {shape} of {info.dtype}; {self.name} needs {expected} there")
+        return ModelError(
+            f"{quoted(module.name(part))} is {shape} of {info.dtype}; {self.name} needs {expected} there:"
+            " cut the unquantised model and quantise the result"
+        )
 
 
 class Format(Value):

@@ -106,6 +106,8 @@ def _show_pool(record: "PoolRecord") -> Printout:
     prefixes = ", prefix caching" if record.prefix_caching else ""
     layers = f"{plural(record.linear_layers, 'linear layer')}, {plural(record.softmax_layers, 'softmax layer')}"
     yield f"{record.model}: {record.model_type}, {layers}"
+    if record.warning is not None:
+        yield record.warning
     yield (
         f"{record.engine}: {record.memory_bytes / 2**30:g} GiB for states and caches{cards}, sequences of"
         f" {record.context:,} tokens{prefixes}; states in {record.state_dtype}, keys and values in {record.kv_dtype}"
