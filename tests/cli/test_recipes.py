@@ -285,6 +285,26 @@ def test_an_interrupted_recipe_continues_where_it_was(recipe, tmp_path):
     assert again == [("prune", 2, True), ("prune", 7, False), sweep, report]
 
 
+def test_what_reads_a_replaced_result_runs_again(recipe, tmp_path):
+    steps = (("prune", "m", "cut"), ("eval", "{out}/cut", "eval.json"), ("eval", "m", "other.json"))
+    lines = [
+        f'[[steps]]\ncommand = "{command}"\nmodel = "{model}"\nout = "{{out}}/{out}"' for command, model, out in steps
+    ]
+    lines[0] += '\nkey_dim = "{key}"'
+    recipe.write_text('title = "A toy"\nabout = ""\n[paper]\nkey = 64\n[small]\n' + "\n".join(lines))
+    executed = []
+
+    def execute(config: Config) -> None:
+        executed.append(Path(config["out"]).name)
+        Path(config["out"]).parent.mkdir(exist_ok=True)
+        Path(config["out"]).write_text("content")
+
+    for key in ("64", "96"):
+        executed.clear()
+        run_recipe(Recipe.read(recipe), execute, out=tmp_path / "out", changes={"key": key})
+    assert executed == ["cut", "eval.json"]
+
+
 @pytest.mark.parametrize("command", ["prune", "train", "eval"])
 def test_a_recipe_replaces_only_what_it_wrote_itself(command, recipe, tmp_path):
     """Interrupted in a step, it repeats the step; other files in its place are left alone."""

@@ -206,6 +206,8 @@ def test_pairs_of_key_and_value_dims_are_swept_as_they_are_cut(sweep, folders, t
     record = sweep(tmp_path / "out", text=text_file, **options)
     assert [row.dims for row in record.rows] == ["24 x 16", "8 x 32", "8 x 16"]
     assert [record.uncut.state_bytes / row.state_bytes for row in record.rows] == pytest.approx([2, 3, 6])
+    with pytest.raises(DataError, match="another value_method"):
+        sweep(tmp_path / "out", text=text_file, **options, value_method="l1")
     evidence = tmp_path / "out" / "evidence.safetensors"
     slimstate.prune(folders["delta_net-plain"], tmp_path / "cut", key_dim=8, value_dim=16, evidence=evidence)
     evaluation = slimstate.evaluate(tmp_path / "cut", text_file, length=96, max_tokens=384)
@@ -349,6 +351,9 @@ def test_recall_and_the_score_of_a_function_are_those_of_the_cut_and_are_recomme
     for result in ("good", {}, float("nan")):
         with pytest.raises(DataError, match="`score` must return a finite number"):
             steps._named(result, "score")
+    for name in ("perplexity", "a|b"):
+        with pytest.raises(DataError, match="otherwise than the columns"):
+            steps._named({name: 1.0}, None)
     lost = replace(row, recall_over_uncut=-0.2, recall_error=0.05)
     for each, words in ((lost, "falls from"), (replace(lost, recall_error=0.1), "± 0.1 (no difference)")):
         assert words in recommend(replace(record, rows=(each,)), 0.1, lambda row: "").reason
@@ -395,7 +400,7 @@ def test_tables_show_the_rows(measured):
     assert (out / "pareto.png").stat().st_size > 10_000
 
 
-def test_a_sweep_with_reconstruction_agrees_with_the_recommended_command(sweep, text_file, tmp_path, succeed):
+def test_a_sweep_with_reconstruction_agrees_with_the_recommended_command(sweep, folders, text_file, tmp_path, succeed):
     """The row has the perplexity of the model that `prune --reconstruct` writes."""
     options = {"methods": ["drrqr"], "key_dims": [8], **calibration(text_file), **SHORT}
     training = {"steps": 3, "batch": 2, "samples": 6, "length": 32, "learning_rate": 3e-3}
@@ -403,6 +408,11 @@ def test_a_sweep_with_reconstruction_agrees_with_the_recommended_command(sweep, 
     record = sweep(tmp_path / "sweep", "delta_net-plain", **options, **reconstruct)
     plain = sweep(tmp_path / "plain", "delta_net-plain", **options)
     assert record.rows[0].nats_per_token != plain.rows[0].nats_per_token
+    left = tmp_path / "again" / "candidates" / "drrqr-kq-8"  # by a sweep with other steps
+    other = {"key_dim": 8, "data": text_file, **reconstruct, "reconstruct_steps": 1}
+    slimstate.prune(folders["delta_net-plain"], left, **other)
+    again = sweep(tmp_path / "again", "delta_net-plain", **options, **reconstruct)
+    assert again.rows[0].nats_per_token == record.rows[0].nats_per_token
     assert "--reconstruct --reconstruct-steps 3" in record.recommended.command
     assert not (tmp_path / "sweep" / "candidates").exists()
     _, *words = shlex.split(record.recommended.command.replace("SLIM", str(tmp_path / "cut")))

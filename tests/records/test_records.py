@@ -35,6 +35,12 @@ CLEAR, ONE = ({name: tuple(values) for name, values in windows.items()} for wind
 ))  # fmt: skip
 
 
+def test_a_cut_of_keys_and_values_saves_state_by_both():
+    plan = Plan.read(EXAMPLES / "plan.json")
+    both = replace(plan, value_width=16, value_dim=4, value_method="l1")
+    assert (plan.state_saved, both.state_saved) == (plan.compression, 1 - (1 - plan.compression) / 4)
+
+
 def test_numbers_are_readable():
     assert [magnitude(x) for x in (None, 1.234, 12345.6, 1.5e7)] == ["∞", "1.23", "12,346", "1.5e+07"]
     assert [brief(x) for x in (None, 5.44, 103.2, 65580.0, 2.1e6, 3e15)] == ["∞", "5.4", "103", "66k", "2M", "3e15"]

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import numpy
 import pytest
 import torch
+from pandas import DataFrame, Series
 from peft import LoraConfig, get_peft_model
 
 import slimstate
@@ -54,7 +55,7 @@ def test_a_model_and_a_text_in_memory_keep_the_channels_that_files_keep(model, t
     options = {"key_dim": 8, "progress": False, **SHORT}
     from_files = slimstate.prune(tmp_path / "model", tmp_path / "cut", data=rows, **options)
     stored = type(model).from_pretrained(tmp_path / "cut")
-    for data in (TEXTS, iter(TEXTS), [{"text": text} for text in TEXTS]):
+    for data in (TEXTS, iter(TEXTS), Series(TEXTS), [{"text": text} for text in TEXTS]):
         cut = slimstate.prune(model, tokenizer=tiny.tokenizer(), data=data, **options)
         assert cut.path is None
         for layer, selection in from_files.plan.selections.items():
@@ -185,6 +186,7 @@ def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders,
     ({"model": torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))}, r"as it was before torch\.compile"),
     ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
     ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
+    ({"data": DataFrame({"text": ["a"]})}, r"must be given by the column that has the text: table\['text'\]"),
     ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
     ({"data": ["text"]}, "give the `tokenizer` of the model in memory"),
     ({"model": "FOLDER", "data": ["hi"]}, r"gives \d tokens to calibrate on; at least 24 are needed"),

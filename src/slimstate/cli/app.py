@@ -2,6 +2,8 @@
 
 import ast
 import os
+import sys
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,12 +119,13 @@ def run(
         return None
     reporter = TerminalReporter()
     reporter.say(f"{recipe.title} ({scale} scale)")
-    record = run_recipe(
-        recipe,
-        lambda step: find_command(step["command"]).execute(step),
-        check=lambda step: find_command(step["command"]).parse(step),
-        scale=scale, out=None if out is None else Path(out), changes=values, reporter=reporter,
-    )  # fmt: skip
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # the results of the steps
+        record = run_recipe(
+            recipe,
+            lambda step: find_command(step["command"]).execute(step),
+            check=lambda step: find_command(step["command"]).parse(step),
+            scale=scale, out=None if out is None else Path(out), changes=values, reporter=reporter,
+        )  # fmt: skip
     if as_json:
         print_json(record.to_json())
     else:

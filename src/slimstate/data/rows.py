@@ -46,6 +46,8 @@ def as_text_source(text: str | Path | Texts | Iterable[object]) -> str | Texts:
         return str(text)
     if isinstance(text, Texts):
         return text
+    if hasattr(text, "columns"):
+        raise DataError("a table must be given by the column that has the text: table['text']")
     if isinstance(text, (bytes, Mapping)) or not isinstance(text, Iterable):
         raise DataError(f"the text must be a path, or a list of strings or chats, got {type(text).__name__}")
     return Texts(text)

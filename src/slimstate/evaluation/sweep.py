@@ -44,6 +44,9 @@ STATE_WINDOWS = 2  # whose last states give the utilisation
 HINT = "choose another `out` or remove it"
 
 
+COLUMNS = frozenset(item.name for kind in (Row, Uncut) for item in fields(kind))  # no names of a user's scores
+
+
 class CandidateModel(Value):
     """A candidate that runs: the uncut model under masks, or a cut.
 
@@ -196,6 +199,10 @@ def _named(scores: Any, name: str | None) -> dict[str, float]:
         values = {}
     if not values or not all(map(math.isfinite, values.values())):
         raise DataError(f"`score` must return a finite number, or several by name, got {quoted(repr(scores))}")
+    for label in values:
+        if label in COLUMNS or "|" in label or "\n" in label:
+            problem = "must name its numbers otherwise than the columns of a sweep, without | and line ends"
+            raise DataError(f"`score` {problem}, got {quoted(label)}")
     return values
 
 

@@ -98,11 +98,13 @@ class Grid(Value):
         Where keys are cut, Gram matrices are among it, for the condition numbers of the keys.
         """
         selectors = self.selectors if any(key_dim < self.width for key_dim in self.key_dims) else ()
+        values = [value_selector_named(self.options.value_method)] if cuts_values else []
         calibrated = [selector.name for selector in selectors if selector.calibrated]
+        calibrated += [selector.name for selector in values if selector.needs - {"weight"}]
         if calibrated and not has_text:
             raise PlanError(f"{', '.join(calibrated)} need activations: give text to calibrate on with `data`")
         needs = frozenset(need for selector in selectors for need in (*selector.needs, "gram"))
-        needs |= value_selector_named(self.options.value_method).needs if cuts_values else frozenset()
+        needs |= frozenset().union(*(selector.needs for selector in values))
         return needs - {"weight"} if has_text else frozenset()
 
 

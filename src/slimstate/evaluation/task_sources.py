@@ -95,7 +95,7 @@ def find_sources(options: TaskOptions, manager: Any = None) -> tuple[Source, ...
     folder = expand_home(options.task_data)
     if not folder.is_dir():
         raise DataError(f"no folder {options.task_data} of task data")
-    return tuple(_local_source(name, config, folder) for name, config in configs.items())
+    return tuple(_local_source(name, config, folder, files[name]) for name, config in configs.items())
 
 
 def task_files(include_path: Path | None = None, *tasks: str) -> dict[str, Path]:
@@ -172,7 +172,7 @@ def _hub_source(name: str, config: Mapping[str, Any], file: Path) -> Source:
     named = (config.get("dataset_kwargs") or {}).get("data_files") or ()
     groups = named.values() if isinstance(named, Mapping) else [named]
     paths = [Path(path) for group in groups for path in ([group] if isinstance(group, str) else group)]
-    own = tuple(path for path in (*paths, file) if path.is_file() and not path.is_relative_to(_lm_eval_folder()))
+    own = _own_files(*paths, file)
     place = ":".join(str(part) for part in (config.get("dataset_path"), config.get("dataset_name")) if part)
     if not paths and not constants.is_offline_mode() and not hub.is_reachable():
         raise DataError(
@@ -182,7 +182,7 @@ def _hub_source(name: str, config: Mapping[str, Any], file: Path) -> Source:
     return Source(task=name, place=place or "the task's own", files={}, own=own)
 
 
-def _local_source(name: str, config: Mapping[str, Any], folder: Path) -> Source:
+def _local_source(name: str, config: Mapping[str, Any], folder: Path, file: Path) -> Source:
     """Return the files of a task; that of the split to evaluate also serves splits without a file."""
     main_split = config.get("test_split") or config.get("validation_split")
     if main_split is None:
@@ -198,7 +198,14 @@ def _local_source(name: str, config: Mapping[str, Any], folder: Path) -> Source:
             f"task {name} shows {config['num_fewshot']} examples from another split: "
             f"give {name}/{examples}{main.suffix} next to {name}/{main_split}{main.suffix} in {folder}"
         )
-    return Source(task=name, place=str(main if main.parent == folder else main.parent), files=files)
+    place = str(main if main.parent == folder else main.parent)
+    return Source(task=name, place=place, files=files, own=_own_files(file))
+
+
+def _own_files(*paths: Path) -> tuple[Path, ...]:
+    """Return the files among these that are not of lm-eval or slimstate, and may change."""
+    shipped = (_lm_eval_folder(), RECALL_FOLDER)
+    return tuple(path for path in paths if path.is_file() and not any(map(path.is_relative_to, shipped)))
 
 
 def _main_file(name: str, split: str, folder: Path) -> Path:

@@ -65,8 +65,9 @@ class Displayable(Value):
         """Show the result in a notebook."""
         headline = html.escape(self.headline()).replace("\n", "<br>")
         written = "" if self.path is None else f"<p>written to <code>{html.escape(str(self.path))}</code></p>"
-        frame = self.to_dataframe().dropna(axis="columns", how="all").head(MAX_ROWS)
-        return f"<p>{headline}</p>{frame.to_html(**FORMAT)}{written}"
+        frame = self.to_dataframe().dropna(axis="columns", how="all")
+        more = f"<p>… {len(frame) - MAX_ROWS} rows more</p>" if len(frame) > MAX_ROWS else ""
+        return f"<p>{headline}</p>{frame.head(MAX_ROWS).to_html(**FORMAT)}{more}{written}"
 
 
 class Record(Displayable):

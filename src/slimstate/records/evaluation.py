@@ -277,6 +277,8 @@ class SweepSettings(Value):
     limit: Count | None = None
     max_length: Count | None = None
     recall: Count = 0  # sequences for each number of pairs
+    recall_prompts: str | None = None  # how the prompts of recall tasks are truncated, if not in the default way
+    value_method: str | None = None  # how value channels are chosen, if named
     function: str | None = None  # of the user, which gives more scores
     reconstruct: ReconstructionSettings | None = None  # if cuts were reconstructed before they were measured
     state_every: Whole = 1  # tokens between two roundings of the state
@@ -375,7 +377,8 @@ class SweepRecord(Record, Origin):
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for the uncut model and for every cut."""
-        columns = ("key_dim", "value_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
+        columns = ["state_dtype"] * (len(self.state_dtypes) > 1)
+        columns += ["key_dim", "value_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation"]
         uncut = {"method": UNCUT, "score": None, **{name: getattr(self.uncut, name, None) for name in columns}}
         names = ("method", "score", *columns, "nats_over_uncut", "nats_error", "recall_over_uncut", "recall_error")
         rows = [uncut, *({name: getattr(row, name) for name in names} for row in self.rows)]

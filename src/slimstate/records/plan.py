@@ -73,6 +73,12 @@ class Plan(PlanHeader):
     selections: Mapping[int, Choice] = field(metadata=IN_MEMORY)
 
     @property
+    def state_saved(self) -> float:
+        """The share of the state that the cut saves."""
+        values = 1.0 if self.value_dim is None or self.value_width is None else self.value_dim / self.value_width
+        return 1 - self.key_dim / self.width * values
+
+    @property
     def compression(self) -> float:
         return 1 - self.key_dim / self.width
 

@@ -85,6 +85,15 @@ class PoolRecord(Record):
     rows: Annotated[tuple[PoolRow, ...], NON_EMPTY]
     warning: str | None = None  # where the engine does not serve such a model
 
+    def headline(self) -> str:
+        warning = "" if self.warning is None else f"\n{self.warning}"
+        memory = f"{self.memory_bytes / 2**30:g} GiB for states and caches, sequences of {self.context:,} tokens"
+        return f"{self.model} in {self.engine}: {memory}{warning}"
+
+    def table(self) -> list[dict[str, object]]:
+        names = ("key_dim", "sequences", "gain", "cached", "limit")
+        return [{name: getattr(row, name) for name in names} for row in self.rows]
+
 
 class Differences(Value):
     """Differences of log-probabilities, in standard deviations of the logits; None is NaN or infinite."""
@@ -136,6 +145,9 @@ class VerificationRecord(Record, Model, Origin):
     measure: str = MEASURE
     outcome: Outcome
     against: Outcome | None = None
+
+    def headline(self) -> str:
+        return f"{self.model}: {self.verdict}"
 
     @property
     def verdict(self) -> str:

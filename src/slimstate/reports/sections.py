@@ -160,8 +160,11 @@ def summary_cards(records: Records) -> Iterator[Card]:
         yield from sweep_cards(records.sweep[0].record, records.trace)
     elif records.plan:
         plan = records.plan[0].record
-        yield Card("Key dim per head", f"{plan.width}{ARROW}{plan.key_dim}", f"by {plan.method}")
-        yield Card("State saved", percent(plan.compression), plural(len(plan.selections), "layer"))
+        if plan.value_dim is None or plan.key_dim < plan.width:
+            yield Card("Key dim per head", f"{plan.width}{ARROW}{plan.key_dim}", f"by {plan.method}")
+        if plan.value_dim is not None:
+            yield Card("Value dim per head", f"{plan.value_width}{ARROW}{plan.value_dim}", f"by {plan.value_method}")
+        yield Card("State saved", percent(plan.state_saved), plural(len(plan.selections), "layer"))
     for evaluation in (file.record for file in records.evaluation):
         baseline = {} if evaluation.baseline is None else card_values(evaluation.baseline)
         for label, value in card_values(evaluation).items():

@@ -25,9 +25,9 @@ WIKITEXT = "wikitext word_perplexity"  # of the task of lm-eval
 ARROWS = {True: "↑", False: "↓", None: ""}  # by whether more is better
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
-    "method", "score", "compression", "key_dim", "state_dtype", "state_bytes", "perplexity", "word_perplexity",
-    "bits_per_byte", "nats_per_token", "nats_over_uncut", "nats_error", "recall_over_uncut", "recall_error",
-    "rank_utilisation", "kappa", "kappa_worst", "tokens", "words", "bytes",
+    "method", "score", "compression", "key_dim", "value_dim", "state_dtype", "state_bytes", "perplexity",
+    "word_perplexity", "bits_per_byte", "nats_per_token", "nats_over_uncut", "nats_error", "recall_over_uncut",
+    "recall_error", "rank_utilisation", "kappa", "kappa_worst", "tokens", "words", "bytes",
 )  # fmt: skip
 LATEX = str.maketrans(
     {

@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
+from functools import partial
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from slimstate.system import distributed
 from slimstate.system.progress import Pace, TimedReporter, Update
@@ -34,7 +36,7 @@ class TerminalReporter(TimedReporter):
             self.say(line)
 
     def waiting(self, label: str) -> AbstractContextManager[object]:
-        return self.console.status(label) if self.console.is_terminal and self.bars is None else nullcontext()
+        return self.console.status(Text(label)) if self.console.is_terminal and self.bars is None else nullcontext()
 
     @contextmanager
     def shown(self, pace: Pace) -> Iterator[Update]:
@@ -66,9 +68,10 @@ class TerminalReporter(TimedReporter):
         return update
 
     def _new_bars(self) -> Progress:
+        column = partial(TextColumn, markup=False)
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"), TextColumn("{task.fields[note]}"),
+            column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            column("{task.fields[left]}"), column("{task.fields[note]}"),
         )  # fmt: skip
         return Progress(*columns, console=self.console, transient=True)
 

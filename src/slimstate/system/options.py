@@ -123,7 +123,7 @@ class Option(Value):
         """Return the value as its type, or raise a `PlanError` that says what it must be."""
         if value is None and (self.default is None or _optional(self.annotation)):
             return None
-        if value == "" and get_origin(self.type) is not tuple:
+        if isinstance(value, str) and value == "" and get_origin(self.type) is not tuple:
             raise PlanError(f"`{self.name}` must not be empty")
         return self._check(self.annotation, value)
 

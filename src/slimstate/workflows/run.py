@@ -5,6 +5,7 @@ TOML file that reproduces tables and figures of the paper; docs/guides/paper.md 
 recorded, so that a recipe continues where it was interrupted.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,10 +247,12 @@ def run_recipe(
             **distributed.from_main(lambda: _read_progress(folder / PROGRESS, lines)),
         )  # fmt: skip
         stack.enter_context(STOP.with_message(lambda: _describe_progress(folder, len(configs))))
-        any_ran = False  # a report is written again after whatever it reports on
+        replaced: list[str] = []  # by steps of this run; what reads them runs again
         for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
             place, target = f"step {number} of {len(configs)}", Path(str(config["out"])) if "out" in config else None
-            if line in record.steps and (target.exists() if target is not None else not any_ran):
+            inputs = json.dumps({name: value for name, value in config.items() if name != "out"}, default=str)
+            is_stale = not target.exists() if target is not None else bool(replaced)
+            if line in record.steps and not is_stale and not any(place in inputs for place in replaced):
                 reporter.say(f"{place}, done before: {line}")
                 continue
             reporter.say(f"{place}: {line}")
@@ -259,7 +262,7 @@ def run_recipe(
             distributed.from_main(partial(record.write, folder / PROGRESS))
             started = time.perf_counter()
             execute({**config, **more})
-            any_ran = True
+            replaced.append(str(target if target is not None else folder))
             record = replace(record, steps={**record.steps, line: time.perf_counter() - started})
             distributed.from_main(partial(record.write, folder / PROGRESS))
         return record

@@ -93,7 +93,8 @@ def sweep(
         check_place(folder, folder=True)
         check_drawings(folder, OUTPUTS, beside=SWEEP)
         record = _measure(source, checkpoint, folder, config, score, inputs.reporter)
-    all_rows = replace(config, grid=grid_of(record.rows, record.width))  # also those of an earlier sweep
+    grid = replace(grid_of(record.rows, record.width), value_method=config.grid.value_method)
+    all_rows = replace(config, grid=grid)  # also those of an earlier sweep
     record = replace(
         record,
         recommended=recommend(record, config.max_loss, lambda row: command_for(row, source, folder, config)),
@@ -229,7 +230,8 @@ def _settings(
         f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps, rows=text.rrqr_rows, seed=text.seed, device=device,
         dtype=config.run.precision_name, keep_norm_eps=config.cut.keep_norm_eps, keep_heads=config.cut.keep_heads,
         reconstruct=reconstruction, limit=options.limit, max_length=options.max_length, state_every=options.state_every,
-        recall=recall, tasks={source.task: source.data for source in find_sources(options)},
+        recall=recall, recall_prompts=None if options.recall_prompts == "full" else options.recall_prompts,
+        value_method=config.grid.value_method, tasks={source.task: source.data for source in find_sources(options)},
     )  # fmt: skip
 
 
@@ -257,13 +259,22 @@ def _open_cut(
             yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
         return
     out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{dims_text(plan.key_dim, plan.value_dim).replace(' ', '')}"
-    if not (out / ReconstructionRecord.FILE).is_file():  # by a sweep that was interrupted
-        prune(source, out, cut, progress=reporter)
+    if not _is_same_cut(out, cut, source, checkpoint):
+        prune(source, out, replace(cut, force=True), progress=reporter)
     runtime = load(out, device=cut.run.device, dtype=cut.run.dtype)
     yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)
     shutil.rmtree(out)
     with suppress(OSError):  # another candidate is still there
         out.parent.rmdir()
+
+
+def _is_same_cut(out: Path, cut: PruneConfig, source: str | PathLike[str], checkpoint: Checkpoint) -> bool:
+    """Return whether an interrupted sweep left this cut of this model there."""
+    if not (out / ReconstructionRecord.FILE).is_file():
+        return False
+    record = ReconstructionRecord.read(out / ReconstructionRecord.FILE)
+    config = run_config("prune", {"model": source, "out": out}, replace(cut, force=True).to_values())
+    return record.config == config and record.teacher.fingerprint == checkpoint.fingerprint
 
 
 def _cells(row: Row) -> tuple[str, ...]:
