@@ -15,6 +15,7 @@ from slimstate.records.training import ReconstructionRecord
 from slimstate.system.value import Value
 
 AGAIN = Path("again")  # where the commands on the page write to
+COMMANDS = ("slimstate ", "vllm serve ")  # a record may have been written by anybody
 
 
 class Provenance(Value):
@@ -71,12 +72,15 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
         plan = records.plan[0]
         is_beside = (plan.path.parent / "config.json").exists()
         cut = str(plan.path.parent) if is_beside else plan.record.folder or cut
+    bases = (source.base for source in sources if source.base and source.file.record.KIND != "bench")
     loader = next((source.loader for source in sources if source.loader is not None), FLA)
     return {
         "folder": AGAIN,
-        "commands": redirect_outputs(line for source in sources for line in source.commands if line),
+        "commands": redirect_outputs(
+            line for source in sources for line in source.commands if line and line.startswith(COMMANDS)
+        ),
         "code": loader.loading_code(json.dumps(cut, ensure_ascii=False)),
-        "missing": missing_records(records, next((source.base for source in sources), "MODEL"), cut, folder),
+        "missing": missing_records(records, next(bases, "MODEL"), cut, folder),
     }
 
 

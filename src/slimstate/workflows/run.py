@@ -60,6 +60,9 @@ def read_config(path: Path) -> Config | None:
     else:
         contents = dict(read_json(path, DataError))
         data = contents["config"] if isinstance(contents.get("config"), dict) else contents
+        if data is contents and "kind" in contents:
+            made_by = quoted(contents.get("command") or "an unknown command")
+            raise DataError(f"{quoted(path)} is a record without its config; it was made by {made_by}")
     if not isinstance(data.get("command"), str):
         raise DataError(f"{quoted(path)} is not a config: it must name its `command`")
     return data
