@@ -14,6 +14,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"model_type": model_type, "functions": functions, "tokens": ids.numel()}
     for name, work in (("forward", forward), ("training", train)):
         seconds, peak = time_rounds(work, device, rounds=options.rounds)
-        row[f"{name}_tokens_per_second"] = round(ids.numel() / sorted(seconds)[len(seconds) // 2])
+        row[f"{name}_tokens_per_second"] = round(ids.numel() / median(seconds))
     return row if peak is None else {**row, "training_gib": round(peak / 2**30, 2)}
 
 

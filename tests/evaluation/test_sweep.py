@@ -352,7 +352,7 @@ def test_recall_and_the_score_of_a_function_are_those_of_the_cut_and_are_recomme
         with pytest.raises(DataError, match="`score` must return a finite number"):
             steps._named(result, "score")
     for name in ("perplexity", "a|b"):
-        with pytest.raises(DataError, match="otherwise than the columns"):
+        with pytest.raises(DataError, match="a name that is a column of the sweep"):
             steps._named({name: 1.0}, None)
     lost = replace(row, recall_over_uncut=-0.2, recall_error=0.05)
     for each, words in ((lost, "falls from"), (replace(lost, recall_error=0.1), "± 0.1 (no difference)")):

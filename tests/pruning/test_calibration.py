@@ -147,7 +147,7 @@ def test_what_somebody_else_wrote_there_is_not_replaced(is_folder, folders, text
     place = tmp_path / "cut.calibration"
     place.mkdir() if is_folder else place.write_text("mine")
     options = {"data": text_file, "samples": 2, "length": 32, "key_dim": 8}
-    with pytest.raises(OutputError, match="is no unfinished calibration"):
+    with pytest.raises(OutputError, match="exists and is not an unfinished calibration"):
         slimstate.prune(folders[tiny.PLAIN[0]], tmp_path / "cut", **options)
     assert is_folder or place.read_text() == "mine"
     assert tiny.names(tmp_path) == ["cut.calibration"]

@@ -145,7 +145,7 @@ def test_impossible_counts_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "delta_net", "num_hidden_layers": 2}))
     for model, engine, options, message in (
         (QWEN3_NEXT, "mlx", {}, "must be vllm or sglang"),
-        (tmp_path, "vllm", {}, "the memory of delta_net in an engine cannot be counted"),
+        (tmp_path, "vllm", {}, "sequences of delta_net cannot be counted: what engines allocate is not known"),
         (QWEN3_NEXT, "vllm", {"context": 0}, "`context` must be at least 1, got 0"),
         (QWEN3_NEXT, "sglang", {"speculative_tokens": 2}, "`speculative_tokens` are not supported for sglang"),
         (QWEN3_NEXT, "vllm", {"tensor_parallel": 3}, "`tensor_parallel` must divide 16 .* 32 value heads, got 3"),

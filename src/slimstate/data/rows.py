@@ -1,6 +1,6 @@
 """The text of a row of a table or of an item in memory: a string, its `text` or `page`, or its chat `messages`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,15 @@ def as_text_source(text: str | Path | Texts | Iterable[object]) -> str | Texts:
     if isinstance(text, Texts):
         return text
     if hasattr(text, "columns"):
-        raise DataError("a table must be given by the column that has the text: table['text']")
+        raise DataError("give the column of the table that has the text, such as table['text']")
     if isinstance(text, (bytes, Mapping)) or not isinstance(text, Iterable):
         raise DataError(f"the text must be a path, or a list of strings or chats, got {type(text).__name__}")
     return Texts(text)
+
+
+def text_column(names: Container[str]) -> str:
+    """Return the column that has the text of a table."""
+    return next((column for column in COLUMNS if column in names), COLUMNS[0])
 
 
 def row_text(row: object, render: Render | None) -> str:
@@ -59,7 +64,7 @@ def row_text(row: object, render: Render | None) -> str:
         return row
     messages: Any = row
     if isinstance(row, Mapping):
-        column = next((column for column in COLUMNS if column in row), "text")
+        column = text_column(row)
         if column != "messages":
             return "" if row[column] is None else str(row[column])
         messages = row[column]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from slimstate.data.rows import COLUMNS, Render, Texts, row_text
+from slimstate.data.rows import Render, Texts, row_text, text_column
 from slimstate.system import hub
 from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.input_files import expand_home, open_regular
@@ -165,7 +165,7 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
 
     try:
         table = parquet.ParquetFile(file if path.suffix == ".parquet" else io.BytesIO(file.read()))
-        column = next((column for column in COLUMNS if column in table.schema_arrow.names), "text")
+        column = text_column(table.schema_arrow.names)
         for group in range(table.metadata.num_row_groups):
             for number in range(table.metadata.num_columns):
                 part = table.metadata.row_group(group).column(number)

@@ -44,7 +44,7 @@ STATE_WINDOWS = 2  # whose last states give the utilisation
 HINT = "choose another `out` or remove it"
 
 
-COLUMNS = frozenset(item.name for kind in (Row, Uncut) for item in fields(kind))  # no names of a user's scores
+RESERVED = frozenset(item.name for kind in (Row, Uncut) for item in fields(kind))  # names of columns
 
 
 class CandidateModel(Value):
@@ -200,8 +200,8 @@ def _named(scores: Any, name: str | None) -> dict[str, float]:
     if not values or not all(map(math.isfinite, values.values())):
         raise DataError(f"`score` must return a finite number, or several by name, got {quoted(repr(scores))}")
     for label in values:
-        if label in COLUMNS or "|" in label or "\n" in label:
-            problem = "must name its numbers otherwise than the columns of a sweep, without | and line ends"
+        if label in RESERVED or "|" in label or "\n" in label:
+            problem = "must not return a name that is a column of the sweep, or has a | or a line end"
             raise DataError(f"`score` {problem}, got {quoted(label)}")
     return values
 

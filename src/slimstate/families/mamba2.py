@@ -137,7 +137,7 @@ class Mamba2(Family):
         values = self.with_defaults(config)
         if values.get("hybrid_override_pattern"):
             return [PATTERN[letter] for letter in values["hybrid_override_pattern"]]
-        for name, source in product(("layer_types", "layers_block_type"), (config, values)):  # the first is an alias
+        for source, name in product((config, values), ("layer_types", "layers_block_type")):  # two names of one field
             if source.get(name) is not None:
                 return list(source[name])
         softmax = frozenset(values.get("attn_layer_indices") or ())

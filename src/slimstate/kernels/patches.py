@@ -224,7 +224,9 @@ def use_reference(hook: HookPoint) -> None:
     for name in (*hook.every_operator, *hook.gpu_kernels):
         current = getattr(module, name)
         when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
-        patch = ours.get(name, Patch(name, _without_packing(inspect.unwrap(current)), when))
+        plain = inspect.unwrap(current)
+        plain = _without_packing(plain) if name in hook.gpu_kernels else plain
+        patch = ours.get(name, Patch(name, plain, when))
         if patch.version is not current:
             replace(patch, place=f"{hook.module}.{name}").install()
     for name in [name for name in vars(module) if name.endswith("RMSNormGated")]:  # saves five tensors in float32
@@ -238,7 +240,7 @@ def use_reference(hook: HookPoint) -> None:
 
 
 def _without_packing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of transformers that refuses packed sequences, which in PyTorch it would not keep apart."""
+    """Return a convolution that refuses packed sequences, because in PyTorch it would mix them."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

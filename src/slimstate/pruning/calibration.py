@@ -100,9 +100,7 @@ class PartialEvidence(Value):
         if not os.path.lexists(self.path):
             return 0
         if not EvidenceFile.is_one(self.path):
-            problem = (
-                "is no unfinished calibration, which this command would keep there: move it, or choose another `out`"
-            )
+            problem = "exists and is not an unfinished calibration: move it, or choose another `out`"
             raise OutputError(f"{quoted(self.path)} {problem}")
         try:
             file = EvidenceFile.open(self.path)

@@ -73,6 +73,11 @@ class Plan(PlanHeader):
     selections: Mapping[int, Choice] = field(metadata=IN_MEMORY)
 
     @property
+    def cuts_keys(self) -> bool:
+        """Whether key channels are removed, and not values alone."""
+        return self.value_dim is None or self.key_dim < self.width
+
+    @property
     def state_saved(self) -> float:
         """The share of the state that the cut saves."""
         values = 1.0 if self.value_dim is None or self.value_width is None else self.value_dim / self.value_width

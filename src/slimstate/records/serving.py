@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from slimstate.records.base import Record
+from slimstate.records.numbers import plural
 from slimstate.records.parts import Model, Origin, Text
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
@@ -86,9 +87,15 @@ class PoolRecord(Record):
     warning: str | None = None  # where the engine does not serve such a model
 
     def headline(self) -> str:
-        warning = "" if self.warning is None else f"\n{self.warning}"
-        memory = f"{self.memory_bytes / 2**30:g} GiB for states and caches, sequences of {self.context:,} tokens"
-        return f"{self.model} in {self.engine}: {memory}{warning}"
+        cards = "" if self.tensor_parallel == 1 else f" on each of {self.tensor_parallel} GPUs"
+        prefixes = ", prefix caching" if self.prefix_caching else ""
+        layers = f"{plural(self.linear_layers, 'linear layer')}, {plural(self.softmax_layers, 'softmax layer')}"
+        memory = (
+            f"{self.engine}: {self.memory_bytes / 2**30:g} GiB for states and caches{cards}, sequences of"
+            f" {self.context:,} tokens{prefixes}; states in {self.state_dtype}, keys and values in {self.kv_dtype}"
+        )
+        lines = (f"{self.model}: {self.model_type}, {layers}", self.warning, memory)
+        return "\n".join(filter(None, lines))
 
     def table(self) -> list[dict[str, object]]:
         names = ("key_dim", "sequences", "gain", "cached", "limit")

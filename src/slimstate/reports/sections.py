@@ -160,7 +160,7 @@ def summary_cards(records: Records) -> Iterator[Card]:
         yield from sweep_cards(records.sweep[0].record, records.trace)
     elif records.plan:
         plan = records.plan[0].record
-        if plan.value_dim is None or plan.key_dim < plan.width:
+        if plan.cuts_keys:
             yield Card("Key dim per head", f"{plan.width}{ARROW}{plan.key_dim}", f"by {plan.method}")
         if plan.value_dim is not None:
             yield Card("Value dim per head", f"{plan.value_width}{ARROW}{plan.value_dim}", f"by {plan.value_method}")

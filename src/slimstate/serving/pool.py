@@ -53,7 +53,7 @@ def count_sequences(
     if engine not in ENGINES:
         raise PlanError(f"the memory of {engine!r} cannot be counted; `engine` must be {' or '.join(ENGINES)}")
     if caches is None:
-        raise ModelError(f"the memory of {family.model_type} in an engine cannot be counted")
+        raise ModelError(f"sequences of {family.model_type} cannot be counted: what engines allocate is not known")
     if options.context is None or options.context < 1:
         raise PlanError(f"`context` must be at least 1, got {options.context}")
     pool = Pool(

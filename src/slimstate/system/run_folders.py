@@ -20,6 +20,12 @@ T = TypeVar("T")
 F = TypeVar("F", bound="RunFolder")
 
 
+def path_beside(out: Path, suffix: str) -> Path:
+    """Return the path of an output with a suffix; that of "." has the name of the folder."""
+    out = out if out.name else out.absolute()
+    return out.with_name(out.name + suffix)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A folder of unfinished work, used by one process at a time and removed when the work is done.
@@ -36,8 +42,7 @@ class RunFolder:
     @classmethod
     def beside(cls: type[F], out: Path) -> F:
         """Return the run folder of the work that will become `out`."""
-        out = out if out.name else out.absolute()  # such as "."
-        return cls(out.with_name(f"{out.name}.{cls.WORK}"))
+        return cls(path_beside(out, f".{cls.WORK}"))
 
     def has_progress(self) -> bool:
         """Return whether a later run could continue from here."""

@@ -39,6 +39,7 @@ from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import PlanError
 from slimstate.system.options import as_path, prefixed
 from slimstate.system.progress import Reporter
+from slimstate.system.run_folders import path_beside
 from slimstate.training.distill import DistillationJob
 from slimstate.workflows.evaluate import evaluated
 from slimstate.workflows.inputs import Inputs, Model, Progress, budget_dims, in_memory
@@ -118,8 +119,7 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
     choice: SelectionJob | Plan
     if config.apply is None:
-        place = out if out is None or out.name else out.absolute()  # such as "."
-        partial = None if place is None else place.with_name(f"{place.name}.calibration")
+        partial = None if out is None else path_beside(out, ".calibration")
         choice = replace(selection_job(checkpoint, config, reporter), partial=partial)
         key_dim, value_dim = choice.request.keep, choice.value_dim
     else:

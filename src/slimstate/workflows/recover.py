@@ -11,6 +11,7 @@ from slimstate.serving.engines import serving_lines
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.options import as_path
+from slimstate.system.run_folders import path_beside
 from slimstate.training.adaptation import resolve
 from slimstate.training.recover import Control, Preview, check_recovery, describe_recovery
 from slimstate.training.session import RECOVERY_KIND, Job, Session
@@ -51,7 +52,7 @@ def recover(
         )  # fmt: skip
         control = None
         if mode is not None and teacher is not None and teacher.fingerprint != student.fingerprint:
-            control_out = control_out or out.with_name(f"{out.name}-control")
+            control_out = control_out or path_beside(out, "-control")
             control = Control(session=session, uncut=teacher, out=control_out, teaches=mode == "control_teaches")
         check_recovery(session, student, control)
         identity = {

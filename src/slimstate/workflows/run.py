@@ -5,7 +5,6 @@ TOML file that reproduces tables and figures of the paper; docs/guides/paper.md 
 recorded, so that a recipe continues where it was interrupted.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +60,8 @@ def read_config(path: Path) -> Config | None:
         contents = dict(read_json(path, DataError))
         data = contents["config"] if isinstance(contents.get("config"), dict) else contents
         if data is contents and "kind" in contents:
-            made_by = quoted(contents.get("command") or "an unknown command")
-            raise DataError(f"{quoted(path)} is a record without its config; it was made by {made_by}")
+            command = quoted(contents.get("command") or "an unknown command")
+            raise DataError(f"{quoted(path)} is a record that has no config to run; it was written by {command}")
     if not isinstance(data.get("command"), str):
         raise DataError(f"{quoted(path)} is not a config: it must name its `command`")
     return data
@@ -250,12 +249,13 @@ def run_recipe(
             **distributed.from_main(lambda: _read_progress(folder / PROGRESS, lines)),
         )  # fmt: skip
         stack.enter_context(STOP.with_message(lambda: _describe_progress(folder, len(configs))))
-        replaced: list[str] = []  # by steps of this run; what reads them runs again
+        written: list[str | None] = []  # by the steps that ran now; what reads it runs again
         for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
             place, target = f"step {number} of {len(configs)}", Path(str(config["out"])) if "out" in config else None
-            inputs = json.dumps({name: value for name, value in config.items() if name != "out"}, default=str)
-            is_stale = not target.exists() if target is not None else bool(replaced)
-            if line in record.steps and not is_stale and not any(place in inputs for place in replaced):
+            inputs = [str(value) for name, value in config.items() if name != "out"]
+            reads_new = any(path in value for path in filter(None, written) for value in inputs)
+            is_there = target.exists() if target is not None else not written
+            if line in record.steps and is_there and not reads_new:
                 reporter.say(f"{place}, done before: {line}")
                 continue
             reporter.say(f"{place}: {line}")
@@ -265,7 +265,7 @@ def run_recipe(
             distributed.from_main(partial(record.write, folder / PROGRESS))
             started = time.perf_counter()
             execute({**config, **more})
-            replaced.append(str(target if target is not None else folder))
+            written.append(None if target is None else str(target))
             record = replace(record, steps={**record.steps, line: time.perf_counter() - started})
             distributed.from_main(partial(record.write, folder / PROGRESS))
         return record

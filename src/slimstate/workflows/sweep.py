@@ -259,8 +259,9 @@ def _open_cut(
             yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
         return
     out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{dims_text(plan.key_dim, plan.value_dim).replace(' ', '')}"
+    cut = replace(cut, force=True)  # replace a cut with other settings, which an interrupted sweep left
     if not _is_same_cut(out, cut, source, checkpoint):
-        prune(source, out, replace(cut, force=True), progress=reporter)
+        prune(source, out, cut, progress=reporter)
     runtime = load(out, device=cut.run.device, dtype=cut.run.dtype)
     yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)
     shutil.rmtree(out)
@@ -273,7 +274,7 @@ def _is_same_cut(out: Path, cut: PruneConfig, source: str | PathLike[str], check
     if not (out / ReconstructionRecord.FILE).is_file():
         return False
     record = ReconstructionRecord.read(out / ReconstructionRecord.FILE)
-    config = run_config("prune", {"model": source, "out": out}, replace(cut, force=True).to_values())
+    config = run_config("prune", {"model": source, "out": out}, cut.to_values())
     return record.config == config and record.teacher.fingerprint == checkpoint.fingerprint
 
 

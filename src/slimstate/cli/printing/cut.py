@@ -102,16 +102,7 @@ def _change(pair: Sequence[float]) -> str:
 
 def _show_pool(record: "PoolRecord") -> Printout:
     """Yield how many sequences fit into the memory of an engine at every key dim."""
-    cards = "" if record.tensor_parallel == 1 else f" on each of {record.tensor_parallel} GPUs"
-    prefixes = ", prefix caching" if record.prefix_caching else ""
-    layers = f"{plural(record.linear_layers, 'linear layer')}, {plural(record.softmax_layers, 'softmax layer')}"
-    yield f"{record.model}: {record.model_type}, {layers}"
-    if record.warning is not None:
-        yield record.warning
-    yield (
-        f"{record.engine}: {record.memory_bytes / 2**30:g} GiB for states and caches{cards}, sequences of"
-        f" {record.context:,} tokens{prefixes}; states in {record.state_dtype}, keys and values in {record.kv_dtype}"
-    )
+    yield record.headline()
     rows = []
     for row in record.rows:
         pages, share = row.pages, row.share
