@@ -8,7 +8,6 @@ from typing import Any
 
 from tables.layout import DOCS, GIB, grid, only, percent, record, table, timings
 
-OURS = "fla + slimstate's kernel for one step"  # the scan of models on a GPU
 LAYERS = {"DeltaNet": "delta_net", "Gated DeltaNet": "gated_deltanet"}
 BIG = {"DeltaNet 370M": "delta_net-370m", "DeltaNet 1.3B": "delta_net-1.3b"}
 BIGGER = {"DeltaNet 2.7B": "delta_net-2.7b"}
@@ -101,14 +100,13 @@ def _pairs() -> list[dict[str, Any]]:
 
 
 def _scans() -> list[dict[str, Any]]:
-    """Return the speeds of Mamba-2 models by transformers' scan and by fla's, in one run."""
-    rows = [row for row in record("gpu-kernels")["speed"] if row["model_type"] not in ("gated_deltanet", "comba")]
+    """Return the speeds of Mamba-2 models with slimstate's functions, and beside those of transformers."""
     by_model: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        by_model.setdefault(row["model_type"], {})[row["scan"]] = row
+    for row in record("families")["rows"]:
+        by_model.setdefault(row["model_type"], {})[row["functions"]] = row
     result = []
-    for name, scans in by_model.items():
-        ours, theirs = scans[OURS], scans.get("transformers' scan")
+    for name, rows in by_model.items():
+        ours, theirs = rows["slimstate"], rows.get("transformers")
         row: dict[str, Any] = {"model": name, **ours}
         for way in ("forward", "training") if theirs else ():
             speed = f"{way}_tokens_per_second"
