@@ -21,10 +21,14 @@ class Layers:
     def __init__(self, monkeypatch, *, count=8, width=512, settings=SETTINGS):
         self.runs: list[tuple[int, float, int]] = []
         self.best, self.curve, self.highest, self.weights = 2e-3, 0.1, math.inf, 0.0
+        self.of_cut = 1.0  # the error before
         self.short = 1.2  # times the error of a whole training
         self.training = 1.0  # error on windows that were trained on, times that on others
         self.stable = math.inf  # above this rate the error is lowest after a quarter of the steps, and higher than that
-        self.task = SimpleNamespace(copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights))
+        self.task = SimpleNamespace(
+            copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights), held_out=(),
+            measure=lambda windows: self.of_cut,
+        )  # fmt: skip
         mixers = [SimpleNamespace(layer=layer, place_in_files=f"{layer}", input_size=width) for layer in range(count)]
         tensors = {f"{layer}.key.weight": SimpleNamespace(shape=(4, width)) for layer in range(count)}
         teacher = SimpleNamespace(mixers=mixers, tensors=tensors, language_config={})
@@ -40,7 +44,8 @@ class Layers:
         error, last = (error, settings.steps) if is_stable else (min(1.0, error + 0.4), settings.steps // 4)
         self.weights = rate if error < 1.0 else 0.0
         step = last if error < 1.0 else 0
-        errors = {"before": 1.0, "after": self.training * error, "held_out_before": 1.0}
+        error, step = (error, step) if settings.steps else (self.of_cut, 0)
+        errors = {"before": self.of_cut, "after": self.training * error, "held_out_before": self.of_cut}
         return LayerErrors(layer=layer, held_out_after=error, step=step, learning_rate=rate, **errors)
 
     def train(self, layer):
@@ -150,3 +155,15 @@ def test_a_trial_takes_at_most_15_percent_of_the_steps_or_20_steps_for_each_rate
 @pytest.mark.parametrize(("windows", "held_out"), [(2, 1), (40, 4), (320, 32), (640, 32)])
 def test_a_tenth_of_the_windows_is_held_out_but_32_at_most(windows, held_out):
     assert count_held_out(windows) == held_out
+
+
+@pytest.mark.parametrize(("error", "runs"), [(2e-5, 500), (5e-6, 0)])
+def test_a_layer_that_hardly_differs_is_not_trained(monkeypatch, error, runs):
+    layers = Layers(monkeypatch, count=2)
+    layers.of_cut, layers.curve = error, 0.0
+    errors = layers.train(0)
+    assert max(steps for _, _, steps in layers.runs) == runs
+    assert errors.improved == bool(runs) and (errors.chosen_rate is None) == (not runs)
+    assert errors.why_cut == ("" if runs else "hardly differed from the uncut model")
+    layers.of_cut = 1.0
+    assert layers.train(1).chosen_rate is not None, "the next layer of its kind tries the rates"

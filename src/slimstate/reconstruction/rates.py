@@ -14,7 +14,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.speed import WITH_GRADIENT
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.records.parts import ReconstructionSettings
-from slimstate.records.training import MARGIN, OVERFIT, LayerErrors, RateTrial
+from slimstate.records.training import MARGIN, NEGLIGIBLE, OVERFIT, LayerErrors, RateTrial
 from slimstate.system.progress import Reporter
 
 RATE, WIDTH = 2e-3, 512  # the best rate for layers of this width
@@ -24,7 +24,6 @@ MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
 MIN_GAIN = 0.05  # by which the error of a whole training must be lower than that of the trial
 RETRIES = 2  # at lower rates
-NEGLIGIBLE = 1e-6  # error of a cut that training need not improve
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,12 @@ class Rates:
 
     def fit(self, task: Task, layer: int) -> LayerErrors:
         """Train a layer, leave the best weights in it, and return the errors before and after."""
-        named, steps, kind = self.settings.learning_rate, self.settings.steps, self.kinds[layer]
+        settings, kind = self.settings, self.kinds[layer]
+        named, steps = settings.learning_rate, settings.steps
         if named is not None or not steps:
             return self._train(task, layer, self.first[layer] if named is None else named, steps)
+        if task.measure(task.held_out) < NEGLIGIBLE:
+            return fit(task, replace(settings, steps=0), layer, self.first[layer], lambda step, loss: None)
         attempts = Attempts(task, partial(self._train, task, layer))
         is_first = kind not in self.chosen
         rate = self._try_rates(attempts, layer) if is_first else self.chosen[kind]
@@ -74,7 +76,7 @@ class Rates:
             best, is_useless = attempts.best_rate(steps), not attempts.best.step
             lower = best / (FACTOR if is_useless else SMALL_FACTOR)
             too_high = is_useless or (is_first and self._is_too_high(attempts, layer, best))
-            if not too_high or (lower, steps) in attempts.errors or attempts.best.held_out_before < NEGLIGIBLE:
+            if not too_high or (lower, steps) in attempts.errors:
                 break
             attempts.add(lower, steps)
         short = min(steps, max(MIN_STEPS, round(MAX_SHARE * steps)))

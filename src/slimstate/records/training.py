@@ -17,6 +17,7 @@ from slimstate.system.json_files import JsonObject
 
 MIN_EVAL_TOKENS = 8192  # fewer do not compare models
 MARGIN = 0.02  # by which the error at another learning rate must be lower than at the first one to replace it
+NEGLIGIBLE = 1e-5  # error of a cut that is not trained: rounding weights to bfloat16 makes as much
 OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
 
 
@@ -282,6 +283,13 @@ class LayerErrors(Value):
         return bool(self.step) or self.refit
 
     @property
+    def why_cut(self) -> str:
+        """Why a layer keeps the weights of the cut; nothing if it does not."""
+        if self.improved:
+            return ""
+        return "did not improve" if self.held_out_before >= NEGLIGIBLE else "hardly differed from the uncut model"
+
+    @property
     def rates(self) -> str:
         """The learning rate of the weights, where several were tried, and that of other layers of its kind."""
         trials, own, other = ", ".join(map(str, self.trial)), self.learning_rate, self.chosen_rate
@@ -337,13 +345,14 @@ class ReconstructionRecord(ModelFolderRecord):
         return f"reconstructed {self.name}: mean error of {plural(len(self.layers), 'layer')} {errors}"
 
     def notes(self) -> Iterator[str]:
-        """Yield the learning rates, the layers that did not improve, and whether more text helps."""
+        """Yield the learning rates, the layers that keep the weights of the cut, and whether more text helps."""
         for layer in self.layers:
             if layer.trial:
                 yield layer.rates
-        if self.unimproved:
-            count = f"{len(self.unimproved)} of {plural(len(self.layers), 'layer')}"
-            yield f"{count} did not improve and keep the weights of the cut: {', '.join(map(str, self.unimproved))}"
+        for why in dict.fromkeys(layer.why_cut for layer in self.layers if not layer.improved):
+            numbers = [str(layer.layer) for layer in self.layers if layer.why_cut == why]
+            count = f"{len(numbers)} of {plural(len(self.layers), 'layer')}"
+            yield f"{count} {why} and keep the weights of the cut: {', '.join(numbers)}"
         trained = sum(layer.after for layer in self.layers) / max(1, len(self.layers))
         if len(self.unimproved) < len(self.layers) and self.error_after > OVERFIT * trained:
             yield (
