@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import tempfile
 from dataclasses import replace
 from unittest.mock import Mock
@@ -22,7 +23,9 @@ from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import read_records
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
+from slimstate.system.interruption import STOP
 from slimstate.system.options import Options, options_of
+from slimstate.workflows.evaluate import evaluated
 from slimstate.workflows.options import InspectConfig, ReconstructConfig, SweepConfig, VerifyConfig
 
 pytestmark = pytest.mark.slow
@@ -166,6 +169,21 @@ def test_results_are_measured_beside_the_uncut_model_by_evaluate(folders, text_f
     assert card.count(f'from_pretrained("{better.name}")') == card.count("from_pretrained(") > 0
     slimstate.prune(better, tmp_path / "again", method="l1", key_dim=4, progress=False)
     assert read_records(tmp_path).counts()["evaluation"] == 2, "the cut of a measured model has no copy"
+
+
+def test_a_stop_during_the_measurement_says_how_to_measure(folders, page, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt(STOP._message())
+
+    monkeypatch.setitem(evaluated.__globals__, "evaluate", stop)
+    model, out = folders[NAME], tmp_path / "slim"
+    command = f"slimstate eval {out} --baseline {model} --text {page}"
+    with pytest.raises(
+        KeyboardInterrupt, match=re.escape(f"{out}: written, and complete, but not measured")
+    ) as stopped:
+        slimstate.prune(model, out, method="l1", key_dim=8, eval_text=str(page), eval_tokens=1100, progress=False)
+    assert str(stopped.value).endswith(f"to measure it: {command}")
+    assert (out / "config.json").exists()
 
 
 def test_a_model_whose_measurement_fails_is_complete_and_claims_nothing(folders, page, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """`slimstate eval`: measure a model by perplexity, tasks and recall, alone or beside a baseline."""
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,7 @@ from slimstate.records.training import ReconstructionRecord
 from slimstate.system import distributed
 from slimstate.system.atomic import write_text
 from slimstate.system.errors import PlanError
+from slimstate.system.interruption import STOP
 from slimstate.system.options import as_path
 from slimstate.workflows.inputs import Inputs, Model, Progress
 from slimstate.workflows.options import EvalConfig, PruneConfig, ReconstructConfig
@@ -123,4 +125,6 @@ def evaluated(work: Callable[[], R], uncut: Model, config: PruneConfig | Reconst
         write_text(out / CARD, with_evaluation((out / CARD).read_text(encoding="utf-8"), evaluation))
         return evaluation
 
-    return replace(record, evaluation=distributed.from_main(measure))
+    command = shlex.join(["slimstate", "eval", str(out), "--baseline", str(uncut), "--text", str(source)])
+    with STOP.with_message(lambda: f"{out}: written, and complete, but not measured; to measure it: {command}"):
+        return replace(record, evaluation=distributed.from_main(measure))
