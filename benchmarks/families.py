@@ -128,15 +128,15 @@ def main() -> None:
         return
     shape = ["--batch", options.batch, "--length", options.length, "--rounds", options.rounds]
     shape += ["--device", options.device] if options.device else []
-    rows = []
+    rows: list[dict[str, Any]] = []
+    command = f"python benchmarks/families.py {' '.join(sys.argv[1:])}".strip()
+    record = {"command": command, "device": device_name(pick_device(options.device)), "versions": versions()}
     for model_type in options.types:
         for functions in (OURS, OWN)[: 1 + (model_type in options.own)]:
             rows.append(json.loads(last_line_of(__file__, "--only", f"{model_type} {functions}", *shape)))
             print(json.dumps(rows[-1]), flush=True)
-    command = f"python benchmarks/families.py {' '.join(sys.argv[1:])}".strip()
-    record = {"command": command, "device": device_name(pick_device(options.device)), "versions": versions()}
-    if options.out is not None:
-        options.out.write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
+            if options.out is not None:
+                options.out.write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

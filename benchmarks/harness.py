@@ -64,10 +64,10 @@ def peak_memory_kib() -> int:
 def last_line_of(script: str, *arguments: object) -> str:
     """Run a script in a process with its own peak memory and return the last line it prints; exit if it fails."""
     process = subprocess.run(
-        [sys.executable, script, *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, script, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=False
     )
     if process.returncode:
-        sys.exit(process.stderr)
+        sys.exit(process.returncode)
     return process.stdout.splitlines()[-1]
 
 

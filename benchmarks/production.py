@@ -1,6 +1,7 @@
 """Measure a cut and a reconstruction of models of full width with a few layers, and what all their layers would take.
 
-    python benchmarks/production.py [--models qwen3-next-80b … --samples 640 --length 1024 --steps 500 --folder DIR]
+    python benchmarks/production.py [--models qwen3-next-80b … --samples 640 --length 1024 --steps 500 --folder DIR
+                                     --out FILE]
 
 Each model has the shapes of a published one, random weights in bfloat16 and a few of its layers, and is temporary. In
 processes of their own: `prune`, `prune --reconstruct`, and the stock class that loads the result. The record has the
@@ -38,6 +39,7 @@ from slimstate.models.one_layer import OneLayerModel
 from slimstate.models.stock import stock_model
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Walk
+from slimstate.records.base import versions
 from slimstate.records.training import LayerErrors
 
 GATED = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "head_dim": 256}
@@ -252,6 +254,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--device")
     parser.add_argument("--folder", help="where the models lie while they are measured; default: the system's")
+    parser.add_argument("--out", type=Path, help="a file for the record, written after every model")
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
@@ -259,9 +262,14 @@ def main() -> None:
         return
     if options.toy:
         options.samples, options.length, options.steps = 10, 32, 2
-    models = {name: measure(name, options) for name in options.models}
+    models: dict[str, Any] = {}
     record = {"command": " ".join(["python", *sys.argv]), "device": device_name(pick_device(options.device))}
-    print(json.dumps({**record, "samples": options.samples, "length": options.length, "models": models}, indent=1))
+    record |= {"versions": versions(), "samples": options.samples, "length": options.length, "models": models}
+    for name in options.models:
+        models[name] = measure(name, options)
+        if options.out is not None:
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":
