@@ -137,6 +137,10 @@ TABLES = {
 }
 NUMBERS = {
     "hybrid-perplexity": f"{HYBRID['uncut']['word_perplexity']:.1f}",
+    **{
+        f"mamba2-{method}": f"{sweep(MAMBA2)[method, 'kq', 64]['nats_over_uncut']:.3f}"
+        for method in ("random", "grad", "drrqr")
+    },
     "mamba2-perplexity": f"{MAMBA2['uncut']['word_perplexity']:.1f}",
     "wikitext-tokens": f"{UNCUT['tokens']:,}",
     "wikitext-bytes": f"{UNCUT['bytes']:,}",

@@ -177,7 +177,8 @@ def test_a_stop_during_the_measurement_says_how_to_measure(folders, page, tmp_pa
 
     monkeypatch.setitem(evaluated.__globals__, "evaluate", stop)
     model, out = folders[NAME], tmp_path / "slim"
-    command = f"slimstate eval {out} --baseline {model} --text {page}"
+    command = f"slimstate eval {out} --text {page} --out {out / EvaluationRecord.FILE}"
+    command += f" --associative --baseline {model} --max-tokens 1100"
     with pytest.raises(
         KeyboardInterrupt, match=re.escape(f"{out}: written, and complete, but not measured")
     ) as stopped:

@@ -1,9 +1,9 @@
 """Train layers at learning rates that fit them: by their width as a start, then by a trial on held-out windows.
 
-Layers are of one kind if the tensors of their mixers have the same shapes. The first layer of a kind tries a few rates
-for all of them: first, first / 4, and then first / 16 if that was better, else first x 4. A short trial favours high
-rates, so lower ones follow where the training did not go on to improve. Each attempt starts from the cut, and the
-weights with the lowest error on held-out windows count.
+Layers are of one kind if the tensors of their mixers have the same shapes. The first of a kind that is trained tries a
+few rates for all of them: first, first / 4, and then first / 16 if that was better, else first x 4. A short trial
+favours high rates, so lower ones follow where the training did not go on to improve. Each attempt starts from the cut,
+and the weights with the lowest error on held-out windows count.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -14,7 +14,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.speed import WITH_GRADIENT
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.records.parts import ReconstructionSettings
-from slimstate.records.training import MARGIN, NEGLIGIBLE, OVERFIT, LayerErrors, RateTrial
+from slimstate.records.training import MARGIN, OVERFIT, LayerErrors, RateTrial
 from slimstate.system.progress import Reporter
 
 RATE, WIDTH = 2e-3, 512  # the best rate for layers of this width
@@ -24,6 +24,7 @@ MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
 MIN_GAIN = 0.05  # by which the error of a whole training must be lower than that of the trial
 RETRIES = 2  # at lower rates
+NEGLIGIBLE = 1e-5  # error of a cut that is not trained: rounding weights to bfloat16 makes as much
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Rates:
 
     def trial_steps(self, layer: int) -> int:
         """Return the steps of a trial at each rate: all of them where so many layers follow that it costs little."""
-        steps, layers = self.settings.steps, list(self.kinds.values()).count(self.kinds[layer])
+        kind, steps = self.kinds[layer], self.settings.steps
+        layers = sum(other == kind for number, other in self.kinds.items() if number >= layer)
         if MAX_SHARE * layers >= RATES - 1:  # one of the trials is the training
             return steps
         return min(steps, max(MIN_STEPS, round(MAX_SHARE * layers * steps / RATES)))
@@ -66,7 +68,8 @@ class Rates:
         if named is not None or not steps:
             return self._train(task, layer, self.first[layer] if named is None else named, steps)
         if task.measure(task.held_out) < NEGLIGIBLE:
-            return fit(task, replace(settings, steps=0), layer, self.first[layer], lambda step, loss: None)
+            errors = fit(task, replace(settings, steps=0), layer, self.first[layer], lambda step, loss: None)
+            return replace(errors, negligible=True)
         attempts = Attempts(task, partial(self._train, task, layer))
         is_first = kind not in self.chosen
         rate = self._try_rates(attempts, layer) if is_first else self.chosen[kind]

@@ -17,7 +17,6 @@ from slimstate.system.json_files import JsonObject
 
 MIN_EVAL_TOKENS = 8192  # fewer do not compare models
 MARGIN = 0.02  # by which the error at another learning rate must be lower than at the first one to replace it
-NEGLIGIBLE = 1e-5  # error of a cut that is not trained: rounding weights to bfloat16 makes as much
 OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
 
 
@@ -276,18 +275,12 @@ class LayerErrors(Value):
     chosen_rate: float | None = None  # of all layers of its kind, by the `trial` of one of them
     trial: tuple[RateTrial, ...] = ()
     refit: bool = False
+    negligible: bool = False  # too small an error to train
     seconds: float | None = None
 
     @property
     def improved(self) -> bool:
         return bool(self.step) or self.refit
-
-    @property
-    def why_cut(self) -> str:
-        """Why a layer keeps the weights of the cut; nothing if it does not."""
-        if self.improved:
-            return ""
-        return "did not improve" if self.held_out_before >= NEGLIGIBLE else "hardly differed from the uncut model"
 
     @property
     def rates(self) -> str:
@@ -336,9 +329,14 @@ class ReconstructionRecord(ModelFolderRecord):
         return sum(layer.held_out_after for layer in self.layers) / max(1, len(self.layers))
 
     @property
+    def trainable(self) -> list[LayerErrors]:
+        """The layers whose error is large enough to train."""
+        return [layer for layer in self.layers if not layer.negligible or layer.improved]
+
+    @property
     def unimproved(self) -> list[int]:
         """The layers that training did not improve, which keep the weights of the cut."""
-        return [layer.layer for layer in self.layers if not layer.improved]
+        return [layer.layer for layer in self.trainable if not layer.improved]
 
     def headline(self) -> str:
         errors = f"{self.error_before:.4f} to {self.error_after:.4f} on held-out windows"
@@ -349,14 +347,15 @@ class ReconstructionRecord(ModelFolderRecord):
         for layer in self.layers:
             if layer.trial:
                 yield layer.rates
-        for why in dict.fromkeys(layer.why_cut for layer in self.layers if not layer.improved):
-            numbers = [str(layer.layer) for layer in self.layers if layer.why_cut == why]
-            count = f"{len(numbers)} of {plural(len(self.layers), 'layer')}"
-            yield f"{count} {why} and keep the weights of the cut: {', '.join(numbers)}"
-        trained = sum(layer.after for layer in self.layers) / max(1, len(self.layers))
-        if len(self.unimproved) < len(self.layers) and self.error_after > OVERFIT * trained:
+        if self.unimproved:
+            count = f"{len(self.unimproved)} of {plural(len(self.trainable), 'layer')}"
+            yield f"{count} did not improve and keep the weights of the cut: {', '.join(map(str, self.unimproved))}"
+        if negligible := [str(layer.layer) for layer in self.layers if layer not in self.trainable]:
+            yield f"not trained, because the cut changes them too little: {', '.join(negligible)}"
+        after = sum(layer.after for layer in self.layers) / max(1, len(self.layers))
+        if len(self.unimproved) < len(self.trainable) and self.error_after > OVERFIT * after:
             yield (
-                f"the windows were learnt by heart: the mean error is {trained:.4f} on windows that were trained on and"
+                f"the windows were learnt by heart: the mean error is {after:.4f} on windows that were trained on and"
                 f" {self.error_after:.4f} on others; use more windows than {self.settings.samples}, or fewer steps"
             )
 

@@ -1,6 +1,5 @@
 """`slimstate eval`: measure a model by perplexity, tasks and recall, alone or beside a baseline."""
 
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from slimstate.records.base import versions
 from slimstate.records.cut import CutRecord
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import check_record
-from slimstate.records.provenance import run_config
+from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import ReconstructionRecord
 from slimstate.system import distributed
 from slimstate.system.atomic import write_text
@@ -115,16 +114,21 @@ def evaluated(work: Callable[[], R], uncut: Model, config: PruneConfig | Reconst
     with inputs.reporter.then("the measurement", 2 * (windows.tokens.numel() + recall_tokens(max_tokens=limit))):
         record = work()
     out = Path(str(record.out))
+    place = out / EvaluationRecord.FILE
+    measures = {
+        "baseline": uncut, "associative": True, "documents": text.documents, "special_tokens": text.special_tokens,
+        "seed": text.seed, "max_tokens": limit,
+    }  # fmt: skip
 
     def measure() -> EvaluationRecord:
-        evaluation = evaluate(
-            out, source, out=out / EvaluationRecord.FILE, progress=inputs.reporter, baseline=uncut, max_tokens=limit,
-            associative=True, documents=text.documents, special_tokens=text.special_tokens, seed=text.seed,
-            run=config.run,
-        )  # fmt: skip
+        evaluation = evaluate(out, source, out=place, progress=inputs.reporter, run=config.run, **measures)
         write_text(out / CARD, with_evaluation((out / CARD).read_text(encoding="utf-8"), evaluation))
         return evaluation
 
-    command = shlex.join(["slimstate", "eval", str(out), "--baseline", str(uncut), "--text", str(source)])
-    with STOP.with_message(lambda: f"{out}: written, and complete, but not measured; to measure it: {command}"):
+    def command() -> str:
+        values = EvalConfig.merge(None, {**measures, "run": config.run}).to_values()
+        line = command_line(run_config("eval", {"model": out, "text": source, "out": place}, values))
+        return f"{out}: written, and complete, but not measured; to measure it: {line}"
+
+    with STOP.with_message(command):
         return replace(record, evaluation=distributed.from_main(measure))

@@ -249,7 +249,7 @@ def run_recipe(
             **distributed.from_main(lambda: _read_progress(folder / PROGRESS, lines)),
         )  # fmt: skip
         stack.enter_context(STOP.with_message(lambda: _describe_progress(folder, len(configs))))
-        written: list[str | None] = []  # by the steps that ran now; what reads it runs again
+        written: list[Any] = []  # by the steps that ran now; what reads it runs again
         for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
             place, target = f"step {number} of {len(configs)}", Path(str(config["out"])) if "out" in config else None
             inputs = [str(value) for name, value in config.items() if name != "out"]
@@ -265,7 +265,7 @@ def run_recipe(
             distributed.from_main(partial(record.write, folder / PROGRESS))
             started = time.perf_counter()
             execute({**config, **more})
-            written.append(None if target is None else str(target))
+            written += [config.get("out"), config.get("control_out")]
             record = replace(record, steps={**record.steps, line: time.perf_counter() - started})
             distributed.from_main(partial(record.write, folder / PROGRESS))
         return record

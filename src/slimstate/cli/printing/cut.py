@@ -164,9 +164,9 @@ def _show_estimate(record: "EstimateRecord") -> Printout:
 
 
 def show_reconstruction(record: "ReconstructionRecord") -> Printout:
-    improved = len(record.layers) - len(record.unimproved)
+    improved = len(record.trainable) - len(record.unimproved)
     yield (
-        f"reconstructed {improved} of {plural(len(record.layers), 'layer')}; mean error on"
+        f"reconstructed {improved} of {plural(len(record.trainable), 'layer')}; mean error on"
         f" {plural(record.held_out, 'held-out window')}: {record.error_before:.4f} to {record.error_after:.4f}"
     )
     yield from record.notes()
