@@ -320,6 +320,9 @@ def test_controls_are_never_recommended_and_equal_losses_mean_the_smaller_state(
     assert best(control, wide, narrow, error=0.001).command == "drrqr"
     assert best(control, wide, narrow, error=0.01).command == "l1"
     assert "loss, within its error, is l1 at key dim 48: 62% less" in best(control, wide, narrow, error=0.01).reason
+    beside = ("random", 64, "float32", 640, 0.15)
+    assert "; the control random loses less, +0.150" in best(beside, wide, error=0.01).reason
+    assert "the control" not in best(beside, wide, error=0.1).reason, "within two standard errors"
 
 
 def test_recall_and_the_score_of_a_function_are_those_of_the_cut_and_are_recommended_with_their_errors(
