@@ -286,11 +286,14 @@ def test_an_interrupted_recipe_continues_where_it_was(recipe, tmp_path):
 
 
 def test_what_reads_a_replaced_result_runs_again(recipe, tmp_path):
-    steps = (("prune", "m", "cut"), ("eval", "{out}/cut", "eval.json"), ("eval", "m", "other.json"))
+    steps = (
+        ("recover", "m", "cut"), ("eval", "{out}/cut", "eval.json"), ("eval", "{out}/control", "control.json"),
+        ("eval", "m", "other.json"),
+    )  # fmt: skip
     lines = [
         f'[[steps]]\ncommand = "{command}"\nmodel = "{model}"\nout = "{{out}}/{out}"' for command, model, out in steps
     ]
-    lines[0] += '\nkey_dim = "{key}"'
+    lines[0] += '\nkey_dim = "{key}"\ncontrol_out = "{out}/control"'
     recipe.write_text('title = "A toy"\nabout = ""\n[paper]\nkey = 64\n[small]\n' + "\n".join(lines))
     executed = []
 
@@ -302,7 +305,7 @@ def test_what_reads_a_replaced_result_runs_again(recipe, tmp_path):
     for key in ("64", "96"):
         executed.clear()
         run_recipe(Recipe.read(recipe), execute, out=tmp_path / "out", changes={"key": key})
-    assert executed == ["cut", "eval.json"]
+    assert executed == ["cut", "eval.json", "control.json"]
 
 
 @pytest.mark.parametrize("command", ["prune", "train", "eval"])
