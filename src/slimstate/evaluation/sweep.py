@@ -260,10 +260,9 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
         none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
         smallest = f"the smallest loss{'' if row is least else ', within its error,'} is {cut}{stored}: {saved}"
         reason = f"{none} stays within {max_loss:g} nats of the uncut model; {smallest}"
-    near_controls = (other for other in record.rows if other.is_control and other.dims == row.dims)
-    for other in near_controls:
-        if _loss(row) - _loss(other) > 2 * _error(row, other):
-            reason += f"; the control {other.method} loses less, {signed(_loss(other), other.nats_error)}"
+    for control in (other for other in record.rows if other.is_control and other.dims == row.dims):
+        if _loss(row) - _loss(control) > 2 * _error(row, control):
+            reason += f"; the control {control.method} loses less, {signed(_loss(control), control.nats_error)}"
     is_certain = row.method == UNCUT or row.nats_error is not None
     reason += "" if is_certain else "; one window gives no standard error: measure on more text"
     recalls = [result.associative_recall for result in (record.uncut, row)]
