@@ -24,7 +24,7 @@ MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
 MIN_GAIN = 0.05  # by which the error of a whole training must be lower than that of the trial
 RETRIES = 2  # at lower rates
-NEGLIGIBLE = 1e-5  # error of a cut that is not trained: rounding weights to bfloat16 makes as much
+NEGLIGIBLE = 1e-5  # error below which a layer is not trained, about that of rounding its weights to bfloat16
 
 
 @dataclass(frozen=True)

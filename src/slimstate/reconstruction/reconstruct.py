@@ -113,7 +113,7 @@ class ReconstructionJob(Value):
         layers = []
         for errors in walk.layers():
             note = "" if errors.improved else "; it did not improve and keeps the weights of the cut"
-            note = "; too small to train" if errors.negligible and not errors.improved else note
+            note = "; too small to train" if errors.negligible else note
             self.reporter.say(
                 f"layer {errors.layer}: error {errors.held_out_before:.4f} to {errors.held_out_after:.4f}{note}"
             )

@@ -251,7 +251,10 @@ class Walk:
             before, held_out = task.measure(task.training[: len(task.held_out)]), task.measure(task.held_out)
             refitted = self._refit(self.mixers[layer.number], targets, task)
             errors = self.rates.fit(task, layer.number)
-            errors = replace(errors, before=before, held_out_before=held_out, refit=refitted)
+            errors = replace(
+                errors, before=before, held_out_before=held_out, refit=refitted,
+                negligible=errors.negligible and not refitted,
+            )  # fmt: skip
         else:
             errors = self.rates.fit(task, layer.number)
         self._check(errors.held_out_before, f"layer {layer.number} of the cut model")

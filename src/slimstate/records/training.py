@@ -275,7 +275,7 @@ class LayerErrors(Value):
     chosen_rate: float | None = None  # of all layers of its kind, by the `trial` of one of them
     trial: tuple[RateTrial, ...] = ()
     refit: bool = False
-    negligible: bool = False  # too small an error to train
+    negligible: bool = False  # the error was too small to train
     seconds: float | None = None
 
     @property
@@ -331,7 +331,7 @@ class ReconstructionRecord(ModelFolderRecord):
     @property
     def trainable(self) -> list[LayerErrors]:
         """The layers whose error is large enough to train."""
-        return [layer for layer in self.layers if not layer.negligible or layer.improved]
+        return [layer for layer in self.layers if not layer.negligible]
 
     @property
     def unimproved(self) -> list[int]:
@@ -350,7 +350,7 @@ class ReconstructionRecord(ModelFolderRecord):
         if self.unimproved:
             count = f"{len(self.unimproved)} of {plural(len(self.trainable), 'layer')}"
             yield f"{count} did not improve and keep the weights of the cut: {', '.join(map(str, self.unimproved))}"
-        if negligible := [str(layer.layer) for layer in self.layers if layer not in self.trainable]:
+        if negligible := [str(layer.layer) for layer in self.layers if layer.negligible]:
             yield f"not trained, because the cut changes them too little: {', '.join(negligible)}"
         after = sum(layer.after for layer in self.layers) / max(1, len(self.layers))
         if len(self.unimproved) < len(self.trainable) and self.error_after > OVERFIT * after:
