@@ -1,12 +1,14 @@
 """Measure a cut and a reconstruction of models of full width with a few layers, and what all their layers would take.
 
     python benchmarks/production.py [--models qwen3-next-80b … --samples 640 --length 1024 --steps 500 --folder DIR
-                                     --out FILE]
+                                     --rates 2e-3 5e-4 1e-4 --out FILE]
 
 Each model has the shapes of a published one, random weights in bfloat16 and a few of its layers, and is temporary. In
 processes of their own: `prune`, `prune --reconstruct`, and the stock class that loads the result. The record has the
 seconds, the processor seconds and the peak memory of each, the seconds of a layer of each kind, and an estimate for
-all layers: the start, the fingerprint and writing by the size of the files, and each layer by its kind.
+all layers: the start, the fingerprint and writing by the size of the files, and each layer by its kind. With `--rates`
+each layer is also trained at each of these, from the same states, and the record has the errors: the times are then of
+all the trainings.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +40,9 @@ from slimstate.models.devices import pick_device
 from slimstate.models.load import load
 from slimstate.models.one_layer import OneLayerModel
 from slimstate.models.stock import stock_model
+from slimstate.reconstruction.fit import Task
 from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.rates import Attempts, Rates
 from slimstate.reconstruction.walk import Walk
 from slimstate.records.base import versions
 from slimstate.records.training import LayerErrors
@@ -106,14 +111,15 @@ TOY: dict[str, Any] = {
 
 
 class Watch(StepTimer):
-    """Times the steps that a command reports, and the layers of a walk."""
+    """Times the steps that a command reports, and the layers of a walk, which are also trained at each of `rates`."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, rates: Sequence[float] = ()) -> None:
         self.device, self.started = device, time.perf_counter()
         self.steps: dict[str, float] = {}
+        self.at_rates: dict[int, dict[str, float]] = {}  # by layer: errors on held-out windows
         self.layers: list[dict[str, Any]] = []
         self.reading = 0.0
-        walk_layer, convert = Walk._layer, OneLayerModel.convert
+        walk_layer, convert, fit = Walk._layer, OneLayerModel.convert, Rates.fit
 
         def timed_layer(walk: Walk, number: int) -> Iterator[LayerErrors]:
             self.steps.setdefault("before the first layer", time.perf_counter() - self.started)
@@ -124,7 +130,8 @@ class Watch(StepTimer):
             self.layers.append({
                 "kind": "linear" if errors else "other", "seconds": time.perf_counter() - start,
                 "reading": self.reading, "gpu_peak_bytes": _gpu_peak(device),
-                **({"held_out": [errors[0].held_out_before, errors[0].held_out_after]} if errors else {}),
+                **(_training(errors[0]) if errors else {}),
+                **({"at_rates": self.at_rates[number]} if number in self.at_rates else {}),
             })  # fmt: skip
             yield from errors
 
@@ -134,7 +141,15 @@ class Watch(StepTimer):
             self.reading += time.perf_counter() - start
             return weights
 
+        def fit_at_rates(own: Rates, task: Task, layer: int) -> LayerErrors:
+            attempts, steps = Attempts(task, partial(own._train, task, layer)), own.settings.steps
+            self.at_rates[layer] = {f"{rate:g}": attempts.add(rate, steps) for rate in rates}
+            task.load(attempts.cut)
+            return fit(own, task, layer)
+
         Walk._layer, OneLayerModel.convert = timed_layer, timed_convert  # type: ignore[method-assign]
+        if rates:
+            Rates.fit = fit_at_rates  # type: ignore[method-assign]
 
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -142,6 +157,14 @@ class Watch(StepTimer):
     def add_step(self, label: str, start: float) -> None:
         step = "writing" if label.startswith("writing") else label
         self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - start
+
+
+def _training(errors: LayerErrors) -> dict[str, Any]:
+    attempts = [[attempt.learning_rate, attempt.steps, attempt.held_out] for attempt in errors.trial]
+    return {
+        "held_out": [errors.held_out_before, errors.held_out_after], "rate": errors.learning_rate,
+        "training_seconds": errors.seconds, "attempts": attempts,
+    }  # fmt: skip
 
 
 def write_text(path: Path) -> None:
@@ -163,7 +186,7 @@ def _processor_seconds() -> float:
 def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run one of the commands in this process, and return what it took."""
     device = pick_device(options.device)
-    watch, processor = Watch(device), _processor_seconds()
+    watch, processor = Watch(device, options.rates), _processor_seconds()
     model, text = folder / "model", folder / TEXT
     windows = {"samples": options.samples, "length": options.length}
     start = time.perf_counter()
@@ -214,8 +237,10 @@ def estimate(measured: dict[str, Any], few: dict[str, int], whole: dict[str, int
     """Return the seconds of a reconstruction of the whole model; the first linear layer compiles and tries rates."""
     layers, steps = measured["layers"], measured["steps"]
     kinds = {kind: [layer["seconds"] for layer in layers if layer["kind"] == kind] for kind in ("linear", "other")}
+    first, *next_ones = kinds["linear"]
+    kinds["linear"] = next_ones or [first]
     seconds = {kind: median(each) * whole[kind] for kind, each in kinds.items() if each}
-    seconds["more for the first"] = max(0.0, kinds["linear"][0] - median(kinds["linear"]))
+    seconds["more for the first"] = first - median(kinds["linear"])
     larger, fingerprint = whole["bytes"] / few["bytes"], steps.get(FINGERPRINT, 0.0)
     seconds["start"] = steps["before the first layer"] - fingerprint
     seconds |= {"fingerprint": fingerprint * larger, "writing": steps["writing"] * larger}
@@ -230,6 +255,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     few = {**config, **fewer}
     device, flags = pick_device(options.device), ["--samples", options.samples, "--length", options.length]
     flags += ["--device", device.type, *(["--steps", options.steps] if options.steps is not None else [])]
+    flags += ["--rates", *options.rates] if options.rates else []
     record: dict[str, Any] = {"few": layer_kinds(few), "all": layer_kinds(config), "width": width_of(few)}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         save_model(few, device, Path(folder) / "model")
@@ -255,6 +281,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--device")
     parser.add_argument("--folder", help="where the models lie while they are measured; default: the system's")
+    parser.add_argument("--rates", nargs="+", type=float, default=[], help="that layers are trained at besides")
     parser.add_argument("--out", type=Path, help="a file for the record, written after every model")
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
