@@ -6,9 +6,9 @@
 Each model has the shapes of a published one, random weights in bfloat16 and a few of its layers, and is temporary. In
 processes of their own: `prune`, `prune --reconstruct`, and the stock class that loads the result. The record has the
 seconds, the processor seconds and the peak memory of each, the seconds of a layer of each kind, and an estimate for
-all layers: the start, the fingerprint and writing by the size of the files, and each layer by its kind. With `--rates`
-each layer is also trained at each of these, from the same states, and the record has the errors: the times are then of
-all the trainings.
+all layers: each layer by its kind, and what reads names or weights of all layers by the size of the files. With
+`--rates` each layer is also trained at each of these, from the same states, and the record has the errors: the times
+are then of all the trainings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from slimstate.records.training import LayerErrors
 
 GATED = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "head_dim": 256}
 TEXT = "text.txt"
-FINGERPRINT = "reading the weights for their fingerprint"
+GROWING = ("reading the weights for their fingerprint", "comparing the tensors with the stock class")  # with the size
 # by name: the config of all layers, and what differs in the one with a few layers
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3-next-80b": (
@@ -241,9 +241,9 @@ def estimate(measured: dict[str, Any], few: dict[str, int], whole: dict[str, int
     kinds["linear"] = next_ones or [first]
     seconds = {kind: median(each) * whole[kind] for kind, each in kinds.items() if each}
     seconds["more for the first"] = first - median(kinds["linear"])
-    larger, fingerprint = whole["bytes"] / few["bytes"], steps.get(FINGERPRINT, 0.0)
-    seconds["start"] = steps["before the first layer"] - fingerprint
-    seconds |= {"fingerprint": fingerprint * larger, "writing": steps["writing"] * larger}
+    larger, growing = whole["bytes"] / few["bytes"], {step: steps.get(step, 0.0) for step in GROWING}
+    seconds["start"] = steps["before the first layer"] - sum(growing.values())
+    seconds |= {step: larger * each for step, each in {**growing, "writing": steps["writing"]}.items()}
     return {**seconds, "total": sum(seconds.values())}
 
 

@@ -22,11 +22,13 @@ from slimstate.models.load import load
 from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import stock_class
+from slimstate.pruning.cut import check_stock_shapes
 from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
 from slimstate.pruning.options import Calibration
 from slimstate.records.plan import Plan
 from slimstate.selectors import Case, Request, channel_methods, choose, selector_named
 from slimstate.system.errors import SlimstateError
+from slimstate.system.progress import Reporter
 
 NAMES = sorted(tiny.VARIANTS)
 WITH_KEYS = [name for name in NAMES if name not in tiny.VALUES_ONLY]
@@ -191,6 +193,16 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
                 runtime.model.get_parameter(mixer.name_of(slot))[rows] = 0
         found = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in tiny.EVERY_PLAIN if name in WITH_KEYS])
+def test_a_config_that_does_not_fit_the_cut_is_noticed_before_the_cut(name, folders, monkeypatch):
+    checkpoint = Checkpoint.open(folders[name])
+    check_stock_shapes(checkpoint, KEY_DIM, None, Reporter())
+    monkeypatch.setattr(type(checkpoint.family), "resize", lambda family, config, *_: config)
+    with pytest.raises(AssertionError, match="where the stock class expects"):
+        check_stock_shapes(checkpoint, KEY_DIM, None, Reporter())
 
 
 @pytest.mark.slow

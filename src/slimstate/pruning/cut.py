@@ -49,17 +49,18 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, value_dim: int | No
         reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
         return
     with reporter.waiting("comparing the tensors with the stock class"):
-        is_plain, shapes = checkpoint.quantisation is None, _stock_shapes(checkpoint)
-        for name, shape, expected in _differences(checkpoint, checkpoint.config, shapes):
+        is_whole, shapes = checkpoint.quantisation is None, _stock_shapes(checkpoint)
+        for name, shape, expected in _differences(checkpoint, checkpoint.config, shapes, is_whole=is_whole):
             if shape is None:
                 raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config needs")
             if expected is None:
                 raise ModelError(f"{checkpoint.folder} has a tensor {quoted(name)}, which its config has no place for")
             raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
-        cut = outline(checkpoint.mixers if is_plain else described_mixers(checkpoint.config), key_dim, value_dim)
-        after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
+        mixers = checkpoint.mixers if is_whole else described_mixers(checkpoint.config)
+        places, cut = tuple(f"{mixer.place_in_files}." for mixer in mixers), outline(mixers, key_dim, value_dim)
+        after = {name: cut.shape(name, shape) for name, shape in shapes.items() if name.startswith(places)}
         resized = checkpoint.family.resize(checkpoint.config, key_dim, value_dim)
-        for name, shape, expected in _differences(checkpoint, resized, after):
+        for name, shape, expected in _differences(checkpoint, resized, after, is_whole=False):
             raise AssertionError(f"{name} would be {shape} where the stock class expects {expected}")
 
 
@@ -74,9 +75,12 @@ def _stock_shapes(checkpoint: Checkpoint) -> dict[str, list[int]]:
     return {name: [shape[0], 1, shape[1]] if is_mlx and shape[2:] == [1] else shape for name, shape in shapes.items()}
 
 
-def _differences(checkpoint: Checkpoint, config: Config, shapes: Mapping[str, list[int]]) -> list[Difference]:
+def _differences(
+    checkpoint: Checkpoint, config: Config, shapes: Mapping[str, list[int]], *, is_whole: bool
+) -> list[Difference]:
+    """Return what the stock class would not load of these tensors, which are the whole model or a part of it."""
     differences = stock_differences(unquantised(config), shapes)
-    if checkpoint.quantisation is None:
+    if is_whole:
         return differences
     return [each for each in differences if {each[0], *checkpoint.stored_names(each[0])} & shapes.keys()]
 

@@ -11,7 +11,7 @@ from slimstate.core.stock_class import FLA, StockClass
 from slimstate.records.base import Record
 from slimstate.records.folder import KINDS, RecordFile, Records
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.training import ReconstructionRecord
+from slimstate.records.training import ReconstructionRecord, TrainingRecord
 from slimstate.system.value import Value
 
 AGAIN = Path("again")  # where the commands on the page write to
@@ -72,7 +72,7 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
         plan = records.plan[0]
         is_beside = (plan.path.parent / "config.json").exists()
         cut = str(plan.path.parent) if is_beside else plan.record.folder or cut
-    bases = (source.base for source in sources if source.base and source.file.record.KIND != "bench")
+    bases = (_uncut_model(source) for source in sources if source.base and source.file.record.KIND != "bench")
     loader = next((source.loader for source in sources if source.loader is not None), FLA)
     return {
         "folder": AGAIN,
@@ -82,6 +82,12 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
         "code": loader.loading_code(json.dumps(cut, ensure_ascii=False)),
         "missing": missing_records(records, next(bases, "MODEL"), cut, folder),
     }
+
+
+def _uncut_model(source: Provenance) -> str:
+    """Return the uncut model that commands can read: a training may have started from a config alone."""
+    record = source.file.record
+    return (record.out if isinstance(record, TrainingRecord) else None) or source.base
 
 
 def missing_records(records: Records, base: str, cut: str, folder: Path) -> dict[str, str]:
