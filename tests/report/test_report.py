@@ -142,7 +142,8 @@ def test_the_page_of_a_cut_alone_names_the_commands_that_add_more(tmp_path, unpa
 def test_the_page_of_a_training_names_commands_for_the_model_that_it_wrote(tmp_path, unpainted):
     training = json.loads((FOLDER.parent.parent / "records/examples/training.json").read_text())
     text = page_text(tmp_path, {"training.json": training | {"model": "delta_net-5m", "out": "trained"}})
-    assert "slimstate sweep trained --data TEXT" in text and "sweep delta_net-5m" not in text
+    assert "slimstate sweep trained --data TEXT" in text
+    assert "sweep delta_net-5m" not in text
 
 
 def test_records_beside_the_weights_of_a_model_are_on_the_page_and_their_copies_in_its_cuts_are_not(tmp_path):
