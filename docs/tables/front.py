@@ -6,9 +6,9 @@ import statistics
 from typing import Any
 
 from tables.experiments import HYBRID, MAIN, MAMBA2
-from tables.layout import METHODS, grid, markdown, only, record, select, sweep, table, timings
+from tables.layout import METHODS, grid, markdown, only, recall_errors, record, select, sweep, table, timings
 from tables.reconstruct import DISTILLED, KEYS, back, compared
-from tables.recovery import MODELS, RECALL, ROWS, SHARES, nats, recall_errors
+from tables.recovery import MODELS, RECALL, ROWS, SHARES, nats
 
 TRAINED = {
     "DeltaNet": "DeltaNet 30M", "Gated DeltaNet": "Gated DeltaNet 31M", "Hybrid": "hybrid 30M, like Qwen3-Next",
@@ -187,5 +187,5 @@ NUMBERS = {
     "gated-no-teacher": f"{nats('gated no teacher 1e-3 reconstructed-64')['after']:.2f}",
     "gated-control-teacher": f"{nats('gated taught reconstructed-64')['after']:.2f}",
     "gated-control": f"{nats('gated tuned control')['after']:.2f}",
-    "recall-error": recall_errors(list(RECALL.values())),
+    "recall-error": recall_errors(RECALL.values()),
 }

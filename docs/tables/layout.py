@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,16 @@ Row = Mapping[str, Any]
 def record(name: str) -> Any:
     """Return a record of `docs/records` as plain data."""
     return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def recall_scores(right: Iterable[Sequence[int]], questions: Sequence[int]) -> list[float]:
+    """Return for every seed the share of right answers, the mean over the numbers of pairs as `eval` has it."""
+    return [statistics.mean(map(truediv, seed, questions)) for seed in right]
+
+
+def recall_errors(scores: Iterable[Sequence[float]]) -> str:
+    """Return the largest standard error over the seeds, in points."""
+    return f"{max(100 * statistics.stdev(seeds) / len(seeds) ** 0.5 for seeds in scores):.1f}"
 
 
 def select(rows: Iterable[Row], **fields: object) -> list[Row]:

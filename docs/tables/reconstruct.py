@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
-from tables.layout import GIB, grid, only, pairs, percent, record, select, table
+from tables.layout import GIB, grid, only, pairs, percent, recall_errors, recall_scores, record, select, table
 from tables.recovery import MODELS
 
 MEASURED = record("reconstruction-30m")
@@ -64,16 +63,12 @@ def compared(title: str, key_dim: int, value_dim: int, after: str = "reconstruct
     return row
 
 
+def _scores(row: dict[str, Any]) -> list[float]:
+    return recall_scores(row["right"], record("dims-30m")["questions"])
+
+
 def _recalled(row: dict[str, Any]) -> float:
-    """Return the share of right answers over all seeds."""
-    return sum(map(sum, row["right"])) / (len(row["right"]) * sum(record("dims-30m")["questions"]))
-
-
-def _recall_error() -> str:
-    """Return the largest standard error of the recall scores, in points."""
-    shares = [_recalled(row) for row in DIMS.values()]
-    questions = 10 * sum(record("dims-30m")["questions"])
-    return f"{max(100 * math.sqrt(share * (1 - share) / questions) for share in shares):.1f}"
+    return statistics.mean(_scores(row))
 
 
 def lost(title: str, key_dim: int, value_dim: int, what: str) -> float:
@@ -322,7 +317,7 @@ TABLES = {
 }
 NUMBERS = {
     "production-mean": f"{_mean_linear_layer():.0f}",
-    "dims-recall-error": _recall_error(),
+    "dims-recall-error": recall_errors(map(_scores, DIMS.values())),
     "reconstruction-sum": f"{sum(gained('reconstructed', *place) for place in PLACES):.3f}",
     "reconstruction-cut-sum": f"{sum(gained('cut', *place) for place in PLACES):.2f}",
     "reconstruction-kept-sum": f"{sum(gained(KEPT, *place) for place in PLACES):.3f}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from tables.layout import METHODS, Row, grid, percent, record, sweep, table
+from tables.layout import METHODS, Row, grid, percent, recall_scores, record, sweep, table
 
 MODELS = {"DeltaNet": "delta_net-30m", "Gated DeltaNet": "gated_deltanet-31m"}
 TITLES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
@@ -158,20 +158,12 @@ def _shares(model: str, title: str, cut: str, taught: str) -> dict[str, str]:
 
 
 def _recall() -> dict[tuple[str, int, str], list[float]]:
-    """Return for every model the mean over numbers of pairs, a value for each seed."""
+    """Return for every model the score of each seed."""
     measured = record("recall")
     return {
-        (row["model"], row["key_dim"], row["what"]): [
-            statistics.mean(right / asked for right, asked in zip(seed, measured["questions"], strict=True))
-            for seed in row["right"]
-        ]
+        (row["model"], row["key_dim"], row["what"]): recall_scores(row["right"], measured["questions"])
         for row in measured["rows"]
     }
-
-
-def recall_errors(scores: list[list[float]]) -> str:
-    """Return the largest standard error over the seeds, in points."""
-    return f"{max(100 * statistics.stdev(seeds) / len(seeds) ** 0.5 for seeds in scores):.1f}"
 
 
 def _recalled(title: str) -> dict[str, str]:
