@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from tables.layout import GIB, grid, only, pairs, percent, recall_errors, recall_scores, record, select, sweep, table
+from tables.layout import GIB, grid, only, pairs, percent, recall_errors, recall_scores, record, sweep, table
 from tables.recovery import MODELS
 
 MEASURED = record("reconstruction-30m")
