@@ -18,7 +18,10 @@ def test_sweeps_of_one_model_use_the_same_text_and_the_unit_of_the_paper(path):
     model = "-".join(path.stem.split("-")[:3])
     sweep, main = SweepRecord.read(path), SweepRecord.read(RECORDS / f"{model}-main.json")
     assert sweep.settings.text == main.settings.text
-    assert sweep.uncut == main.uncut
+    if sweep.settings.dtype == main.settings.dtype:
+        assert sweep.uncut == main.uncut
+    else:  # on another machine, too
+        assert sweep.uncut.word_perplexity == pytest.approx(main.uncut.word_perplexity, rel=2e-3)
     assert all(row.perplexity and row.word_perplexity for row in sweep.rows)
 
 
