@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tables.layout import METHODS, MODELS, Row, grid, large, pairs, record, sweep, table
+from tables.layout import METHODS, MODELS, grid, large, pairs, record, sweep, table
 
 FILTERS = {"own": "own", "one for each head": "head", "one for all heads": "all"}
 COMPONENTS = ("pca", "pca-adversarial", "pca-released", "pca-released-adversarial")
@@ -27,42 +26,31 @@ MAIN, SCORES = _sweeps("main"), _sweeps("scores")
 ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 
 
-SHARED = {title: record("shared-filters")[name]["sweep"] for title, name in FILTERS.items()}
+SHARED = {title: record("shared-filters")[name] for title, name in FILTERS.items()}
+ON_SHARED = {title: sweep(*results["sweeps"]) for title, results in SHARED.items()}
+UNCUT_SHARED = {title: results["sweeps"][0]["uncut"]["word_perplexity"] for title, results in SHARED.items()}
 HYBRID, MAMBA2 = (record("hybrids")[name]["sweep"] for name in ("qwen3_next", "mamba2"))
 PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
-
-
-def _perplexities(results: Mapping[str, Row], digits: int) -> str:
-    """Return a table of perplexities per token, with those of the uncut models."""
-    rows = {title: sweep(result) for title, result in results.items()}
-    uncut = {title: f"{result['uncut']['perplexity']:.{digits}f}" for title, result in results.items()}
-    return grid(
-        ("model", "uncut", "key dim"),
-        [(title, uncut[title], key_dim) for title in results for key_dim in (96, 80, 64, 32)],
-        METHODS,
-        lambda title, _, key_dim, method: f"{rows[title][method, 'kq', key_dim]['perplexity']:.{digits}f}",
-    )
 
 
 def _on_filters(filters: str, _: str, removed: str, method: str) -> str:
     if filters in SHARED:
         key_dim = {"50": 64, "75": 32}[removed]
-        return large(sweep(SHARED[filters])[method, ON_FILTERS[method], key_dim]["perplexity"])
+        return large(ON_SHARED[filters][method, ON_FILTERS[method], key_dim]["word_perplexity"])
     number = record("paper")["principal_components"][PAPER_FILTERS[filters]].get(method, {}).get(removed)
     return "" if number is None else f"{number:.1f}" if number < 1e4 else f"{number:.1e}".replace("e+0", "e")
 
 
 def _filter_places() -> list[tuple[str, str, str]]:
     paper = record("paper")["principal_components"]["uncut"]
-    uncut = {title: result["uncut"]["perplexity"] for title, result in SHARED.items()}
-    uncut |= {title: paper[kind] for title, kind in PAPER_FILTERS.items()}
+    uncut = UNCUT_SHARED | {title: paper[kind] for title, kind in PAPER_FILTERS.items()}
     return [(title, f"{perplexity:.1f}", removed) for title, perplexity in uncut.items() for removed in ("50", "75")]
 
 
 def _filters() -> list[dict[str, Any]]:
     paper = record("paper")["shared_filters"]
     return [
-        {"filters": title, **SHARED[title]["uncut"], **dict(zip(paper["columns"], paper["rows"][name], strict=True))}
+        {"filters": title, "ours": UNCUT_SHARED[title], **dict(zip(paper["columns"], paper["rows"][name], strict=True))}
         for title, name in FILTERS.items()
     ]
 
@@ -110,7 +98,7 @@ TABLES = {
     "filters": table(
         {
             "filters": "{filters}",
-            "ours, perplexity per token": "{perplexity:.1f}",
+            "ours, 5M: WikiText": "{ours:.1f}",
             "the paper, 370M: WikiText": "{WikiText:.1f}",
             "LAMBADA": "{LAMBADA:.1f}",
             "average of tasks": "{average of tasks:.1f}",
@@ -118,7 +106,12 @@ TABLES = {
         _filters(),
     ),
     "filters-components": grid(("filters", "uncut", "removed, %"), _filter_places(), ON_FILTERS, _on_filters),
-    "filters-methods": _perplexities(SHARED, 1),
+    "filters-methods": grid(
+        ("filters", "uncut", "key dim"),
+        [(title, f"{UNCUT_SHARED[title]:.1f}", key_dim) for title in SHARED for key_dim in (96, 80, 64, 32)],
+        METHODS,
+        lambda filters, _, key_dim, method: f"{ON_SHARED[filters][method, 'kq', key_dim]['word_ratio']:.3f}",
+    ),
     **{
         name: grid(
             ("key dim",),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from tables.experiments import HYBRID, MAIN, MAMBA2
-from tables.layout import METHODS, grid, markdown, only, recall_errors, record, select, sweep, table, timings
+from tables.layout import METHODS, grid, markdown, only, record, select, sweep, table, timings
 from tables.reconstruct import DISTILLED, KEYS, back, compared
-from tables.recovery import MODELS, RECALL, ROWS, SHARES, nats
 
 TRAINED = {
     "DeltaNet": "DeltaNet 30M", "Gated DeltaNet": "Gated DeltaNet 31M", "Hybrid": "hybrid 30M, like Qwen3-Next",
@@ -68,18 +66,6 @@ def _half(model: str, method: str) -> str:
     return f"{HALVES[model][method, 'kq', 64]['word_ratio']:.2f}"
 
 
-def _recovered() -> list[dict[str, Any]]:
-    """Return the two recoveries whose recall was measured, with those of the uncut models after the same text."""
-    rows = []
-    for model, letter, title in (("DeltaNet", "I", "taught"), ("Gated DeltaNet", "L", "gated taught seed 1")):
-        control = "tuned control" if model == "DeltaNet" else "gated tuned control"
-        places = ((64, f"{title} reconstructed-64"), (128, control))
-        scores = (RECALL[(MODELS[model], *place)] for place in places)
-        recall, uncut = (100 * statistics.mean(seeds) for seeds in scores)
-        rows.append({**_row(model, letter), "recall": recall, "uncut_recall": uncut})
-    return rows
-
-
 def _cost(key_dim: int, column: tuple[str, str]) -> str:
     """Return the perplexity or recall of a model that was cut to a key dim and reconstructed."""
     title, measure = column
@@ -109,15 +95,6 @@ def _range(shares: list[float]) -> str:
     return f"{100 * min(shares):.0f}-{100 * max(shares):.0f}"
 
 
-def _row(model: str, letter: str, method: str = "drrqr") -> dict[str, object]:
-    return only(ROWS, model=model, letter=letter, method=method, key_dim=64)
-
-
-def _recalled(run: str, key_dim: int = 64) -> str:
-    return f"{100 * statistics.mean(RECALL['gated_deltanet-31m', key_dim, run]):.0f}"
-
-
-GAP = nats("long reconstructed-64")["after"] - nats("long control")["after"]
 TABLES = {
     "front-gains": markdown(
         ["half of the key dim", "sequences, 4k", "sequences, 32k", "tokens/s, 4k", "tokens/s, 32k"], _gains()
@@ -140,14 +117,6 @@ TABLES = {
         _costs(),
     ),
     "results-methods": grid(("half of the key dim",), [(model,) for model in HALVES], METHODS, _half),
-    "results-recovery": table(
-        {
-            "nats per token": "{model}", "cut": "{cut:.3f}", "reconstructed": "{reconstructed:.3f}",
-            "recovered": "{recovered:.3f}", "uncut, same text": "{control:.3f}",
-            "recall, recovered": "{recall:.0f} %", "recall, uncut, same text": "{uncut_recall:.0f} %",
-        },
-        _recovered(),
-    ),
     "key-dim-costs": grid(
         ("key dim",), [(128,), (64,), (32,), (16,)],
         [(title, measure) for title in KEYS for measure in ("perplexity", "recall")],
@@ -172,20 +141,4 @@ NUMBERS = {
     "calibration-cost": f"{only(record('bench-calibrate')['rows'], method='drrqr')['times_forward']:.2f}",
     "reconstruct-back": _range(back("reconstructed")),
     "distill-back": _range(back(DISTILLED)),
-    "recover-gap": f"{GAP:.3f}",
-    "recover-delta": str(_row("DeltaNet", "I")["closed"]).removesuffix(" %"),
-    "recover-gated": str(_row("Gated DeltaNet", "I")["closed"]).removesuffix(" %"),
-    "recover-uncut-teacher": str(_row("DeltaNet", "A")["closed"]).removesuffix(" %"),
-    "recover-like-delta": SHARES["DeltaNet", "I, `drrqr`"]["Wikipedia"].removesuffix(" %"),
-    "recover-like-gated": SHARES["Gated DeltaNet", "I, `drrqr`"]["Wikipedia"].removesuffix(" %"),
-    "recover-taught-delta": SHARES["DeltaNet", "I, `drrqr`"]["taught"].removesuffix(" %"),
-    "recover-taught-gated": SHARES["Gated DeltaNet", "I, `drrqr`"]["taught"].removesuffix(" %"),
-    "recover-recall": _recalled("gated taught seed 1 reconstructed-64"),
-    "recover-recall-teacher": _recalled("gated tuned control", 128),
-    "gated-uncut": f"{nats('gated long reconstructed-64')['uncut']:.2f}",
-    "gated-uncut-teacher": f"{nats('gated long reconstructed-64')['after']:.2f}",
-    "gated-no-teacher": f"{nats('gated no teacher 1e-3 reconstructed-64')['after']:.2f}",
-    "gated-control-teacher": f"{nats('gated taught reconstructed-64')['after']:.2f}",
-    "gated-control": f"{nats('gated tuned control')['after']:.2f}",
-    "recall-error": recall_errors(RECALL.values()),
 }

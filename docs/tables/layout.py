@@ -6,7 +6,6 @@ import functools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def record(name: str) -> Any:
 
 def recall_scores(right: Iterable[Sequence[int]], questions: Sequence[int]) -> list[float]:
     """Return for every seed the share of right answers, the mean over the numbers of pairs as `eval` has it."""
-    return [statistics.mean(map(truediv, seed, questions)) for seed in right]
+    return [statistics.mean(count / of for count, of in zip(seed, questions, strict=True)) for seed in right]
 
 
 def recall_errors(scores: Iterable[Sequence[float]]) -> str:

@@ -51,10 +51,12 @@ def _provenance(file: RecordFile[Record]) -> Provenance:
     if file.record.KIND == "plan" and not (file.path.parent / ReconstructionRecord.FILE).is_file():
         options = {"apply": file.path, "out": file.path.parent}
         commands = (command_line(run_config("prune", {"model": first("model.source")}, options)), None)
+    # a training may have started from a config alone
+    origin = "out" if isinstance(file.record, TrainingRecord) else "cut.base_model"
     return Provenance(
         file=file,
         model=first("model.source", "model") or timed,
-        base=first("cut.base_model", "model.source", "model") or timed,
+        base=first(origin, "model.source", "model") or timed,
         loader=first("loader", "model.loader"),
         fingerprint=first("fingerprint", "settings.fingerprint", "model.fingerprint"),
         digest=first("settings.text.digest", "calibration.digest", "corpus.digest", "text.digest", "digest"),
@@ -72,7 +74,7 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
         plan = records.plan[0]
         is_beside = (plan.path.parent / "config.json").exists()
         cut = str(plan.path.parent) if is_beside else plan.record.folder or cut
-    bases = (_uncut_model(source) for source in sources if source.base and source.file.record.KIND != "bench")
+    bases = (source.base for source in sources if source.base and source.file.record.KIND != "bench")
     loader = next((source.loader for source in sources if source.loader is not None), FLA)
     return {
         "folder": AGAIN,
@@ -82,12 +84,6 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
         "code": loader.loading_code(json.dumps(cut, ensure_ascii=False)),
         "missing": missing_records(records, next(bases, "MODEL"), cut, folder),
     }
-
-
-def _uncut_model(source: Provenance) -> str:
-    """Return the uncut model that commands can read: a training may have started from a config alone."""
-    record = source.file.record
-    return (record.out if isinstance(record, TrainingRecord) else None) or source.base
 
 
 def missing_records(records: Records, base: str, cut: str, folder: Path) -> dict[str, str]:
