@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tables.layout import METHODS, Row, large, only, record, select, table
 
 MODELS = {"DeltaNet": "delta_net-30m", "Gated DeltaNet": "gated_deltanet-31m"}
 SHORT_NAMES = {"delta": "DeltaNet", "gated": "Gated DeltaNet"}
-RUNS: list[Row] = record("recovery")["rows"]
 SHORT, LONG, LONGER = 8_192_000, 19_660_800, 32_768_000  # tokens
 TITLES = {name: title for title, name in MODELS.items()}
-TEACHERS = {"uncut": "the uncut model", "control": "the control"}
+TYPES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
 SETTINGS = record("recovery-settings")["rows"]
+
+
+def _run(result: Row) -> Row:
+    """Return what the tables select recoveries by, and what was measured; the control has no method."""
+    cut, settings, measured = result["cut"] or {}, result["settings"], result["measured"]
+    recall = {when: value for when, (value, _) in measured["recall"].items()}
+    return {
+        "model": MODELS[TYPES[result["model_type"]]],
+        "method": cut.get("method"),
+        "reconstructed": bool(cut.get("reconstructed")),
+        "trained": "all weights" if settings["full"] else "adapters",
+        "teacher": Path(result["teacher"]["model"]).name if settings["kd_weight"] else None,
+        **{name: result[name] for name in ("key_dim", "tokens")},
+        "word_perplexity": measured["word_perplexity"],
+        "recall": recall,
+        "recall_error": max((error for _, error in measured["recall"].values()), default=0.0),
+    }
+
+
+RUNS = [_run(result) for result in record("recovery")]
 
 
 def run(title: str, **fields: object) -> Row:
@@ -49,8 +69,9 @@ def _reconstructed() -> list[dict[str, Any]]:
     for cut in select(RUNS, method="drrqr", key_dim=64, reconstructed=True):
         title = TITLES[cut["model"]]
         plain = run(title, method="drrqr", key_dim=64, reconstructed=False)["word_perplexity"]
-        more = {"teacher": TEACHERS[cut["teacher"]], "tokens": cut["tokens"] / 1e6}
-        rows.append({**_cells(title, cut), **more, "cut": plain["before"], "uncut": plain["uncut"]})
+        teacher = "the uncut model" if cut["teacher"] == cut["model"] else "the control"
+        more = {"teacher": teacher, "tokens": cut["tokens"] / 1e6, "cut": plain["before"], "uncut": plain["uncut"]}
+        rows.append({**_cells(title, cut), **more})
     return rows
 
 
@@ -142,5 +163,5 @@ NUMBERS = {
         )
         for name, when in zip(names, ("before", "after"), strict=True)
     },
-    "recover-recall-error": f"{100 * max(error for row in RUNS for error in row['recall_error'].values()):.1f}",
+    "recover-recall-error": f"{100 * max(row['recall_error'] for row in RUNS):.1f}",
 }
