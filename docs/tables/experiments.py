@@ -26,9 +26,9 @@ MAIN, SCORES = _sweeps("main"), _sweeps("scores")
 ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 
 
-SHARED = {title: record("shared-filters")[name] for title, name in FILTERS.items()}
-ON_SHARED = {title: sweep(*results["sweeps"]) for title, results in SHARED.items()}
-UNCUT_SHARED = {title: results["sweeps"][0]["uncut"]["word_perplexity"] for title, results in SHARED.items()}
+SWEEPS = {title: record("shared-filters")[name]["sweeps"] for title, name in FILTERS.items()}
+SHARED = {title: sweep(*sweeps) for title, sweeps in SWEEPS.items()}
+UNCUT_SHARED = {title: first["uncut"]["word_perplexity"] for title, (first, *_) in SWEEPS.items()}
 HYBRID, MAMBA2 = (record("hybrids")[name]["sweep"] for name in ("qwen3_next", "mamba2"))
 PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
 
@@ -36,7 +36,7 @@ PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
 def _on_filters(filters: str, _: str, removed: str, method: str) -> str:
     if filters in SHARED:
         key_dim = {"50": 64, "75": 32}[removed]
-        return large(ON_SHARED[filters][method, ON_FILTERS[method], key_dim]["word_perplexity"])
+        return large(SHARED[filters][method, ON_FILTERS[method], key_dim]["word_perplexity"])
     number = record("paper")["principal_components"][PAPER_FILTERS[filters]].get(method, {}).get(removed)
     return "" if number is None else f"{number:.1f}" if number < 1e4 else f"{number:.1e}".replace("e+0", "e")
 
@@ -110,7 +110,7 @@ TABLES = {
         ("filters", "uncut", "key dim"),
         [(title, f"{UNCUT_SHARED[title]:.1f}", key_dim) for title in SHARED for key_dim in (96, 80, 64, 32)],
         METHODS,
-        lambda filters, _, key_dim, method: f"{ON_SHARED[filters][method, 'kq', key_dim]['word_ratio']:.3f}",
+        lambda filters, _, key_dim, method: f"{SHARED[filters][method, 'kq', key_dim]['word_ratio']:.3f}",
     ),
     **{
         name: grid(

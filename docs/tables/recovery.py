@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tables.layout import METHODS, Row, large, only, record, select, table
@@ -10,25 +9,25 @@ from tables.layout import METHODS, Row, large, only, record, select, table
 MODELS = {"DeltaNet": "delta_net-30m", "Gated DeltaNet": "gated_deltanet-31m"}
 SHORT_NAMES = {"delta": "DeltaNet", "gated": "Gated DeltaNet"}
 SHORT, LONG, LONGER = 8_192_000, 19_660_800, 32_768_000  # tokens
-TITLES = {name: title for title, name in MODELS.items()}
-TYPES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
+TITLES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
 SETTINGS = record("recovery-settings")["rows"]
 
 
 def _run(result: Row) -> Row:
     """Return what the tables select recoveries by, and what was measured; the control has no method."""
-    cut, settings, measured = result["cut"] or {}, result["settings"], result["measured"]
-    recall = {when: value for when, (value, _) in measured["recall"].items()}
+    title, cut, measured = TITLES[result["model_type"]], result["cut"] or {}, result["measured"]
+    is_uncut = result["teacher"]["model"] == MODELS[title]
     return {
-        "model": MODELS[TYPES[result["model_type"]]],
+        "model": title,
         "method": cut.get("method"),
+        "key_dim": result["key_dim"],
         "reconstructed": bool(cut.get("reconstructed")),
-        "trained": "all weights" if settings["full"] else "adapters",
-        "teacher": Path(result["teacher"]["model"]).name if settings["kd_weight"] else None,
-        **{name: result[name] for name in ("key_dim", "tokens")},
+        "trained": "all weights" if result["settings"]["full"] else "adapters",
+        "teacher": "the uncut model" if is_uncut else "the control",
+        "tokens": result["tokens"],
         "word_perplexity": measured["word_perplexity"],
-        "recall": recall,
-        "recall_error": max((error for _, error in measured["recall"].values()), default=0.0),
+        "recall": {when: share for when, (share, _) in measured["recall"].items()},
+        "recall_errors": [error for _, error in measured["recall"].values()],
     }
 
 
@@ -37,14 +36,14 @@ RUNS = [_run(result) for result in record("recovery")]
 
 def run(title: str, **fields: object) -> Row:
     """Return the one recovery with these values; without a method the control, the uncut model trained alike."""
-    return only(RUNS, model=MODELS[title], **{"method": None, "trained": "all weights", "tokens": SHORT, **fields})
+    return only(RUNS, model=title, **{"method": None, "trained": "all weights", "tokens": SHORT, **fields})
 
 
-def _cells(title: str, cut: Row) -> dict[str, Any]:
+def _cells(cut: Row) -> dict[str, Any]:
     """Return a recovery with its perplexities, also over that of the control, and its recall in percent."""
-    control, words = run(title, tokens=cut["tokens"]), cut["word_perplexity"]
+    control, words = run(cut["model"], tokens=cut["tokens"]), cut["word_perplexity"]
     return {
-        "model": title,
+        "model": cut["model"],
         "key_dim": cut["key_dim"],
         "method": f"`{cut['method']}`{', reconstructed' * cut['reconstructed']}",
         **words,
@@ -58,8 +57,8 @@ def _cells(title: str, cut: Row) -> dict[str, Any]:
 
 def _short(title: str) -> list[dict[str, Any]]:
     """Return the recoveries on few tokens, from the largest key dim and the least perplexity on."""
-    cuts = select(RUNS, model=MODELS[title], tokens=SHORT, trained="all weights")
-    rows = [_cells(title, cut) for cut in cuts if cut["method"] is not None]
+    cuts = select(RUNS, model=title, tokens=SHORT, trained="all weights")
+    rows = [_cells(cut) for cut in cuts if cut["method"] is not None]
     return sorted(rows, key=lambda row: (-row["key_dim"], row["after"]))
 
 
@@ -67,11 +66,9 @@ def _reconstructed() -> list[dict[str, Any]]:
     """Return the recoveries of reconstructed halves, from the cut before its reconstruction on."""
     rows = []
     for cut in select(RUNS, method="drrqr", key_dim=64, reconstructed=True):
-        title = TITLES[cut["model"]]
-        plain = run(title, method="drrqr", key_dim=64, reconstructed=False)["word_perplexity"]
-        teacher = "the uncut model" if cut["teacher"] == cut["model"] else "the control"
-        more = {"teacher": teacher, "tokens": cut["tokens"] / 1e6, "cut": plain["before"], "uncut": plain["uncut"]}
-        rows.append({**_cells(title, cut), **more})
+        plain = run(cut["model"], method="drrqr", key_dim=64, reconstructed=False)["word_perplexity"]
+        more = {"tokens": cut["tokens"] / 1e6, "cut": plain["before"], "uncut": plain["uncut"]}
+        rows.append({**_cells(cut), **more, "teacher": cut["teacher"]})
     return rows
 
 
@@ -149,19 +146,15 @@ NUMBERS = {
     "recover-delta-cut": _words("DeltaNet", **HALF),
     "recover-adapters": _words("DeltaNet", **{**HALF, "trained": "adapters"}),
     "recover-gated": _words("Gated DeltaNet", **HALF),
-    "recover-over": f"{100 * (_cells('DeltaNet', run('DeltaNet', **BACK))['over_control'] - 1):.1f}",
+    "recover-over": f"{100 * (_cells(run('DeltaNet', **BACK))['over_control'] - 1):.1f}",
     **{f"taught-{name}": f"{TAUGHT[title]['after']:.1f}" for name, title in SHORT_NAMES.items()},
     "taught-recall-gated": f"{TAUGHT['Gated DeltaNet']['recall_after']:.0f}",
     "taught-recall-control-gated": f"{TAUGHT['Gated DeltaNet']['recall_control']:.0f}",
     **{f"recover-spread-{key_dim}": _spread(key_dim) for key_dim in (64, 32)},
     **{f"recall-{name}": f"{100 * run(title)['recall']['before']:.0f}" for name, title in SHORT_NAMES.items()},
-    **{
-        f"recall-{name}": _recall(*methods, when=when)
-        for methods, *names in (
-            (("l1", "s-wanda"), "norms", "norms-after"),
-            (("grad", "drrqr"), "ranks", "ranks-after"),
-        )
-        for name, when in zip(names, ("before", "after"), strict=True)
-    },
-    "recover-recall-error": f"{100 * max(row['recall_error'] for row in RUNS):.1f}",
+    "recall-norms": _recall("l1", "s-wanda", when="before"),
+    "recall-norms-after": _recall("l1", "s-wanda", when="after"),
+    "recall-ranks": _recall("grad", "drrqr", when="before"),
+    "recall-ranks-after": _recall("grad", "drrqr", when="after"),
+    "recover-recall-error": f"{100 * max(error for row in RUNS for error in row['recall_errors']):.1f}",
 }
